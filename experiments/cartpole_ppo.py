@@ -134,11 +134,11 @@ def step(task, optimizer, config):
 
         def back(carry, now):
             advantage, next_value = carry
-            goes_on = 1.0 - now["over"]
+            continues = 1.0 - now["over"]
             # Rewards are 1. Where time ran out, the last value stands for the next one, which is of a new episode.
-            after = jnp.where(now["over"] & ~now["fell"], now["value"], goes_on * next_value)
+            after = jnp.where(now["over"] & ~now["fell"], now["value"], continues * next_value)
             error = 1 + config.discount * after - now["value"]
-            advantage = error + config.discount * config.trace * goes_on * advantage
+            advantage = error + config.discount * config.trace * continues * advantage
             return (advantage, now["value"]), advantage
 
         return jax.lax.scan(back, (jnp.zeros_like(last_value), last_value), seen, reverse=True)[1]

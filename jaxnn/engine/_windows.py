@@ -72,7 +72,7 @@ class Plan(NamedTuple):
         """The different lengths of call that the run needs after the step ``start``, longest first."""
         windows, first, end = set(self._windows()), set[int](), self.window_end(start)
         longest = {self.steps_per_call} if max(windows) >= self.steps_per_call else set()
-        while start < end:  # a run that goes on in the middle of a window
+        while start < end:  # a run that continues in the middle of a window
             first.add(self.call_length(start))
             start += self.call_length(start)
         return sorted({*longest, *self.tails, *first}, reverse=True)

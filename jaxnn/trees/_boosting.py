@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from jaxnn.types import (
     Splits,
     Task,
     TrainState,
+    TrainStep,
     check_int,
 )
 
@@ -36,7 +36,7 @@ class Boosting(NamedTuple):
     """
 
     task: Task
-    step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+    step: TrainStep
     num_trees: int
 
 
@@ -81,42 +81,52 @@ def boosting(
     ...     jn.trees.cross_entropy(3), num_trees=config.num_steps, learning_rate=config.learning_rate, max_depth=4
     ... )
     """
-    if check_int("boosting: max_depth", max_depth) > 10:
-        raise ConfigError(f"boosting: max_depth must be at most 10, not {max_depth}: nodes double with each level.")
-    if num_leaves is not None:
-        check_int("boosting: num_leaves", num_leaves, least=2)
     check_int("boosting: num_trees", num_trees)
-    numbers = {"l1": l1, "l2": l2, "min_child_weight": min_child_weight, "min_gain": min_gain}
-    fractions = {"row_fraction": row_fraction, "column_fraction": column_fraction}
-    for name, value in (numbers | fractions).items():
-        most = 1.0 if name in fractions else math.inf
-        # Tracers have their values when the program runs.
-        if isinstance(value, int | float) and not (0 < value if name in fractions else 0 <= value) & (value <= most):
-            raise ConfigError(
-                f"boosting: {name} must be a number {'in 0…1, not 0' if most == 1 else '>= 0'}: {value!r}."
-            )
-    if not {*monotone} <= {-1, 0, 1}:
-        raise ConfigError(f"boosting: monotone must be -1, 0 or 1 for each column, not {monotone!r}.")
-    if monotone and objective.leaf_quantile is not None:
-        raise ConfigError(
-            "boosting: leaves that are quantiles do not keep monotone constraints: use another objective."
-        )
     growth = Growth(
         max_depth, num_leaves, MISSING + 1, tuple(categorical), tuple(monotone), learning_rate, l1, l2,
         min_child_weight, min_gain,
     )  # fmt: skip
+    sampling = {"row_fraction": row_fraction, "column_fraction": column_fraction}
+    _check_settings(objective, growth, sampling)
+    task = _make_task(objective, growth, num_trees)
+    return Boosting(task, _make_step(objective, growth, **sampling), num_trees)
+
+
+def _check_settings(objective: Objective, growth: Growth, fractions: Mapping[str, Any]) -> None:
+    """Raises ConfigError for settings that cannot be used."""
+    if check_int("boosting: max_depth", growth.max_depth) > 10:
+        deep = f"not {growth.max_depth}: nodes double with each level"
+        raise ConfigError(f"boosting: max_depth must be at most 10, {deep}.")
+    if growth.num_leaves is not None:
+        check_int("boosting: num_leaves", growth.num_leaves, least=2)
+    # Tracers have their values when the program runs.
+    for name in ("l1", "l2", "min_child_weight", "min_gain"):
+        if isinstance(value := getattr(growth, name), int | float) and not value >= 0:
+            raise ConfigError(f"boosting: {name} must be a number >= 0: {value!r}.")
+    for name, value in fractions.items():
+        if isinstance(value, int | float) and not 0 < value <= 1:
+            raise ConfigError(f"boosting: {name} must be a number in 0…1, not 0: {value!r}.")
+    if not {*growth.monotone} <= {-1, 0, 1}:
+        raise ConfigError(f"boosting: monotone must be -1, 0 or 1 for each column, not {growth.monotone!r}.")
+    if growth.monotone and objective.leaf_quantile is not None:
+        raise ConfigError(
+            "boosting: leaves that are quantiles do not keep monotone constraints: use another objective."
+        )
+
+
+def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
     outputs = objective.num_outputs
 
     def init(key: jax.Array, batch: Batch) -> tuple[Params, Any]:
         bins = _bins(batch.inputs)
         if bins.dtype != jnp.uint8 or jnp.ndim(batch.targets) != 1:
             raise DataError("boosted trees need bins and one target a row: make the data by jn.trees.binned.")
-        if monotone and len(monotone) != bins.shape[1]:
-            raise ConfigError(f"monotone has {len(monotone)} values, and the table {bins.shape[1]} columns.")
+        if growth.monotone and len(growth.monotone) != bins.shape[1]:
+            raise ConfigError(f"monotone has {len(growth.monotone)} values, and the table {bins.shape[1]} columns.")
         start = jnp.zeros(outputs)
         if objective.start is not None:
             start = jnp.reshape(objective.start(batch.targets, _weights(batch)), outputs)
-        num_nodes = 2 ** (max_depth + 1) - 1 if num_leaves is None else 2 * num_leaves - 1
+        num_nodes = 2 ** (growth.max_depth + 1) - 1 if growth.num_leaves is None else 2 * growth.num_leaves - 1
         trees = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (num_trees, outputs, *leaf.shape)), empty_tree(num_nodes)
         )
@@ -124,7 +134,7 @@ def boosting(
         return {"start": start}, {"trees": trees._asdict(), "num_trees": jnp.int32(0), "scores": scores}
 
     def predict(params: Params, model_state: Any, inputs: Array) -> jax.Array:
-        scores = predict_scores({**model_state, **params}, _bins(inputs), max_depth)
+        scores = predict_scores({**model_state, **params}, _bins(inputs), growth.max_depth)
         return scores[:, 0] if outputs == 1 else scores
 
     def loss(params: Params, model_state: Any, batch: Batch, key: jax.Array) -> Any:
@@ -142,6 +152,18 @@ def boosting(
         sums = {name: (jax.vmap(of)(scores, batch.targets) * weights).sum() for name, of in values.items()}
         return sums | {"count": weights.sum()}
 
+    def check(params: Params, model_state: Any, batch: Batch, splits: Splits) -> None:
+        for split, source in splits.named().items():
+            check_targets(objective, split, source.targets)
+        bins = getattr(splits.train, "bins", None)
+        if bins is not None and {*bins.categorical} != {*growth.categorical}:
+            wrong = f"the bins have categorical columns {bins.categorical}, and boosting has {growth.categorical}"
+            raise ConfigError(f"{wrong}: give both the same.")
+
+    return Task(init, loss, evaluate, predict, check=check)
+
+
+def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_fraction: Any) -> TrainStep:
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         row_key, column_key = jax.random.split(jax.random.fold_in(state.key, state.step))
         scores, bins, weights = state.model_state["scores"], _bins(batch.inputs).T, _weights(batch)
@@ -155,10 +177,10 @@ def boosting(
             tree, leaf = grow(bins, pairs, unit, columns, growth)
             if objective.leaf_quantile is not None:
                 values = _quantiles(leaf, batch.targets - scores, chosen, objective.leaf_quantile, len(tree.value))
-                tree = tree._replace(value=learning_rate * values)
+                tree = tree._replace(value=growth.learning_rate * values)
             return tree, scores + tree.value[leaf]
 
-        if outputs == 1:
+        if objective.num_outputs == 1:
             tree, after = tree_of(gradients[:, 0], hessians[:, 0], scores[:, 0])
             trees, scores = jax.tree.map(lambda leaf: leaf[None], tree), after[:, None]
         else:
@@ -171,15 +193,7 @@ def boosting(
         }
         return state._replace(model_state={"trees": known, "num_trees": state.step + 1, "scores": scores}), metrics
 
-    def check(params: Params, model_state: Any, batch: Batch, splits: Splits) -> None:
-        for split, source in splits.named().items():
-            check_targets(objective, split, source.targets)
-        bins = getattr(splits.train, "bins", None)
-        if bins is not None and {*bins.categorical} != {*growth.categorical}:
-            wrong = f"the bins have categorical columns {bins.categorical}, and boosting has {growth.categorical}"
-            raise ConfigError(f"{wrong}: give both the same.")
-
-    return Boosting(Task(init, loss, evaluate, predict, check=check), step, num_trees)
+    return step
 
 
 def _bins(inputs: Any) -> Any:

@@ -140,9 +140,9 @@ def best_splits(histogram: Array, total: Array, unit: Array, bounds: Array, colu
     # Without missing values in training, they go with most rows.
     none_missing = missing[node, column, 1] == 0
     missing_left = jnp.where(none_missing, 2 * left_sums[:, 1] >= total[:, 1], side == 1)
-    goes_left = jnp.concatenate([rank[node, column] <= value[:, None], missing_left[:, None]], axis=1)
+    left_side = jnp.concatenate([rank[node, column] <= value[:, None], missing_left[:, None]], axis=1)
     middle = (left_value + right_value)[node, side, column, value] / 2
-    return Split(flat[node, best], column.astype(jnp.int32), _packed(goes_left), left_sums, middle)
+    return Split(flat[node, best], column.astype(jnp.int32), _packed(left_side), left_sums, middle)
 
 
 def _packed(bits: Array) -> Array:
@@ -172,6 +172,7 @@ def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth)
 
 
 def empty_tree(num_nodes: int) -> Tree:
+    """A tree of leaves with value 0."""
     floats = jnp.zeros(num_nodes)
     words = jnp.zeros((num_nodes, _WORDS), jnp.uint32)
     return Tree(
@@ -241,73 +242,68 @@ def _grow_by_depth(bins: Array, pairs: Array, unit: Array, columns: Array, growt
     raise AssertionError
 
 
+class _Nodes(NamedTuple):
+    """What is known of nodes that may be split: ``[nodes, ...]`` each."""
+
+    histogram: Array
+    sums: Array
+    bounds: Array
+    depth: Array
+    split: Split
+
+
 def _grow_by_leaf(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth) -> tuple[Tree, Array]:
     """The leaf with the largest gain at a time, up to `Growth.num_leaves`; children are the next two nodes."""
     assert growth.num_leaves is not None
-    rows = jnp.arange(bins.shape[1])
-    num_nodes = 2 * growth.num_leaves - 1
+    rows, num_nodes = jnp.arange(bins.shape[1]), 2 * growth.num_leaves - 1
 
-    def best(histogram: Array, sums: Array, bounds: Array, depth: Array) -> Split:
+    def described(histogram: Array, sums: Array, bounds: Array, depth: Array) -> _Nodes:
         split = best_splits(histogram, sums, unit, bounds, columns, growth)
-        return split._replace(gain=jnp.where(depth < growth.max_depth, split.gain, -jnp.inf))
+        gain = jnp.where(depth < growth.max_depth, split.gain, -jnp.inf)
+        return _Nodes(histogram, sums, bounds, depth, split._replace(gain=gain))
+
+    def put(tree: Tree, nodes: _Nodes, at: Array, new: _Nodes) -> tuple[Tree, _Nodes]:
+        value = growth.learning_rate * leaf_value(_real(new.sums, unit), new.bounds, growth)
+        weight = tree.weight.at[at].set(new.sums[:, 1] * unit[1])
+        tree = tree._replace(value=tree.value.at[at].set(value), weight=weight)
+        return tree, jax.tree.map(lambda leaf, one: leaf.at[at].set(one), nodes, new)
 
     def wanted(carry: Any) -> Array:
-        count, _, _, splits, *_ = carry
-        more: Array = (count < num_nodes) & (splits.gain.max() > growth.min_gain)
+        count, _, _, nodes = carry
+        more: Array = (count < num_nodes) & (nodes.split.gain.max() > growth.min_gain)
         return more
 
     def split_one(carry: Any) -> Any:
-        count, tree, node, splits, histogram, sums, bounds, depths = carry
-        at = jnp.argmax(splits.gain)
-        split = jax.tree.map(lambda leaf: leaf[at][None], splits)
-        children = count + jnp.arange(2)
+        count, tree, node, nodes = carry
+        at = jnp.argmax(nodes.split.gain)
+        parent = jax.tree.map(lambda leaf: leaf[at][None], nodes)
+        split = parent.split
         is_left = goes_left(split.left_bins, jnp.zeros_like(node), bins[split.column[0], rows])
         node = jnp.where(node == at, count + 1 - is_left, node)
-        two_sums = jnp.concatenate([split.left, sums[at][None] - split.left])
-        small = jnp.argmin(two_sums[:, 1])
-        summed = histograms(bins, jnp.where(node == count + small, 0, 1), pairs, 1, growth.num_bins)[0]
-        both = jnp.stack([summed, histogram[at] - summed])
+        sums = jnp.concatenate([split.left, parent.sums - split.left])
+        small = jnp.argmin(sums[:, 1])
+        summed = histograms(bins, jnp.where(node == count + small, 0, 1), pairs, 1, growth.num_bins)
+        both = jnp.concatenate([summed, parent.histogram - summed])
         both = jnp.where(small == 0, both, both[::-1])
-        two_bounds = jnp.concatenate(_child_bounds(split, bounds[at][None], growth))
-        depth = depths[at] + 1
-        found = best(both, two_sums, two_bounds, depth)
-        splits = jax.tree.map(lambda all_, new: all_.at[children].set(new), splits, found)
+        bounds = jnp.concatenate(_child_bounds(split, parent.bounds, growth))
+        children = described(both, sums, bounds, jnp.repeat(parent.depth + 1, 2))
+        tree, nodes = put(tree, nodes, count + jnp.arange(2), children)
         tree = tree._replace(
             column=tree.column.at[at].set(split.column[0]),
             left_bins=tree.left_bins.at[at].set(split.left_bins[0]),
             left=tree.left.at[at].set(count),
             gain=tree.gain.at[at].set(split.gain[0]),
-            value=tree.value.at[children].set(
-                growth.learning_rate * leaf_value(_real(two_sums, unit), two_bounds, growth)
-            ),
-            weight=tree.weight.at[children].set(two_sums[:, 1] * unit[1]),
         )
-        return (
-            count + 2,
-            tree,
-            node,
-            splits._replace(gain=splits.gain.at[at].set(-jnp.inf)),
-            histogram.at[children].set(both),
-            sums.at[children].set(two_sums),
-            bounds.at[children].set(two_bounds),
-            depths.at[children].set(depth),
-        )
+        done = nodes.split._replace(gain=nodes.split.gain.at[at].set(-jnp.inf))
+        return count + 2, tree, node, nodes._replace(split=done)
 
-    node = jnp.zeros(bins.shape[1], jnp.int32)
-    sums = jnp.zeros((num_nodes, 2), jnp.int32).at[0].set(pairs.sum(axis=0))
-    bounds = jnp.broadcast_to(jnp.array([-jnp.inf, jnp.inf]), (num_nodes, 2))
+    node, bounds = jnp.zeros(bins.shape[1], jnp.int32), jnp.array([[-jnp.inf, jnp.inf]])
     first = histograms(bins, node, pairs, 1, growth.num_bins)
-    histogram = jnp.zeros((num_nodes, *first.shape[1:]), jnp.int32).at[:1].set(first)
-    root = best(first, sums[:1], bounds[:1], jnp.int32(0))
-    splits = jax.tree.map(lambda leaf: jnp.zeros((num_nodes, *leaf.shape[1:]), leaf.dtype).at[:1].set(leaf), root)
-    splits = splits._replace(gain=jnp.full(num_nodes, -jnp.inf).at[0].set(root.gain[0]))
-    tree = empty_tree(num_nodes)
-    tree = tree._replace(
-        value=tree.value.at[0].set(growth.learning_rate * leaf_value(_real(sums[0], unit), bounds[0], growth)),
-        weight=tree.weight.at[0].set(sums[0, 1] * unit[1]),
-    )
-    carry = (jnp.int32(1), tree, node, splits, histogram, sums, bounds, jnp.zeros(num_nodes, jnp.int32))
-    _, tree, node, *_ = jax.lax.while_loop(wanted, split_one, carry)
+    root = described(first, pairs.sum(axis=0)[None], bounds, jnp.zeros(1, jnp.int32))
+    # A node that is not there yet has no gain, and is not wanted.
+    empty = jax.tree.map(lambda leaf: jnp.zeros((num_nodes, *leaf.shape[1:]), leaf.dtype), root)
+    tree, nodes = put(empty_tree(num_nodes), empty, jnp.arange(1), root)
+    _, tree, node, _ = jax.lax.while_loop(wanted, split_one, (jnp.int32(1), tree, node, nodes))
     return tree, node
 
 
