@@ -12,6 +12,7 @@ from jaxnn.nn._layer_arguments import (
     at_least_int32,
     batch_mask,
     check_rate,
+    choose,
     collect_reasons,
     is_full,
     mean_over_batch_axis,
