@@ -170,9 +170,12 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
         row_key, column_key = jax.random.split(jax.random.fold_in(state.key, state.step))
         scores, bins, weights = state.model_state["scores"], _bins(batch.inputs).T, _weights(batch)
         losses, gradients, hessians = derivatives(objective, scores, batch.targets)
-        chosen = weights * (jax.random.uniform(row_key, losses.shape) < row_fraction)
-        number = jnp.maximum(jnp.round(column_fraction * bins.shape[0]), 1)
-        columns = jax.random.permutation(column_key, bins.shape[0]) < number
+        chosen, columns = jnp.asarray(weights), jnp.ones(bins.shape[0], bool)
+        if _samples(row_fraction):
+            chosen = weights * (jax.random.uniform(row_key, losses.shape) < row_fraction)
+        if _samples(column_fraction):
+            number = jnp.maximum(jnp.round(column_fraction * bins.shape[0]), 1)
+            columns = jax.random.permutation(column_key, bins.shape[0]) < number
 
         def tree_of(gradient: jax.Array, hessian: jax.Array, scores: jax.Array) -> tuple[Tree, jax.Array]:
             pairs, unit = fixed_point(gradient * chosen, hessian * chosen)
@@ -196,6 +199,10 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
         return state._replace(model_state={"trees": known, "num_trees": state.step + 1, "scores": scores}), metrics
 
     return step
+
+
+def _samples(fraction: Any) -> bool:
+    return not (isinstance(fraction, int | float) and fraction == 1)  # a tracer may be any number
 
 
 def _bins(inputs: Any) -> Any:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxnn.nn import choose
+from jaxnn.nn import batch_sharding, choose
 
 _WORDS = 8  # of 32 bits: one bit for each of 256 bins
 _BITS = 29  # of the sum of all gradients: an int32 holds four times as much, of which rounding may take a part
@@ -71,7 +71,7 @@ def _real(sums: Array, unit: Array) -> Array:
 
 
 def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins: int) -> Array:
-    """Sums ``pairs [rows, 2]`` of each slot and bin: ``[slots, columns, bins, 2]`` int32.
+    """Sums ``pairs [rows, 2]`` of each bin and slot: ``[columns, slots, bins, 2]`` int32.
 
     ``bins [columns, rows]`` uint8, where the last stands for those that are higher; ``slot [rows]``, of which
     ``num_slots`` is none. On a CPU columns follow one another, and so do the trees of a `jax.vmap`: XLA's scatter of
@@ -81,21 +81,32 @@ def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins:
     def of_column(slot: Array, pairs: Array, column: Array) -> Array:
         index = slot * num_bins + jnp.minimum(column.astype(jnp.int32), num_bins - 1)
         # Rows of no slot are summed too, since a branch that is often mispredicted takes longer.
-        sums = jnp.zeros(((num_slots + 1) * num_bins, 2), jnp.int32)
-        return sums.at[index].add(pairs, mode="promise_in_bounds")[:-num_bins]
+        zeros = jnp.zeros(((num_slots + 1) * num_bins, *pairs.shape[1:]), pairs.dtype)
+        return zeros.at[index].add(pairs, mode="promise_in_bounds")[:-num_bins]
 
     def one_by_one(bins: Array, slot: Array, pairs: Array) -> Array:
-        # XLA runs the columns of one step in parallel.
-        summed: Array = jax.lax.scan(
-            lambda _, column: (None, of_column(slot, pairs, column)), None, bins, unroll=min(8, os.cpu_count() or 1)
-        )[1]
-        return summed
+        with jax.enable_x64(True):  # one addition of 64 bits is faster than two of 32
+            both = (pairs[:, 0].astype(jnp.int64) << 32) + pairs[:, 1].astype(jnp.int64)
 
-    if _is_sequential():
-        found = jax.custom_batching.sequential_vmap(one_by_one)(bins, slot, pairs)
-    else:
-        found = jax.vmap(of_column, in_axes=(None, None, 0))(slot, pairs, bins)
-    return found.reshape(bins.shape[0], num_slots, num_bins, 2).swapaxes(0, 1)
+            def next_column(_: None, column: Array) -> Any:
+                return None, of_column(slot, both, column)
+
+            # XLA runs the columns of one step in parallel.
+            summed = jax.lax.scan(next_column, None, bins, unroll=min(8, os.cpu_count() or 1))[1]
+            hessian = summed.astype(jnp.int32)
+            return jnp.stack([((summed - hessian.astype(jnp.int64)) >> 32).astype(jnp.int32), hessian], axis=-1)
+
+    def all_columns(bins: Array, slot: Array, pairs: Array) -> tuple[Array]:
+        if _is_sequential():
+            found = jax.custom_batching.sequential_vmap(one_by_one)(bins, slot, pairs)
+        else:
+            found = jax.vmap(of_column, in_axes=(None, None, 0))(slot, pairs, bins)
+        return (found if sharding is None else jax.lax.psum(found, jax.sharding.get_abstract_mesh().manual_axes),)
+
+    sharding = batch_sharding(len(slot))
+    on_each = all_columns if sharding is None else sharding.map_rows(all_columns, (1, 0, 0), (None,))
+    (found,) = on_each(bins, slot, pairs)
+    return found.reshape(bins.shape[0], num_slots, num_bins, 2)
 
 
 def _is_sequential() -> bool:
@@ -237,27 +248,34 @@ def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth)
         growth: the settings.
     """
     by_level, size = growth.num_leaves is None, num_nodes(growth)
-    if growth.num_leaves is None:
-        rounds, num_parents, num_slots = growth.max_depth, 2 ** max(growth.max_depth - 2, 0), 2 ** (growth.max_depth - 1)
-    else:
-        rounds, num_parents, num_slots = growth.num_leaves - 1, 1, growth.num_leaves
+    rounds, num_parents = growth.max_depth, 2 ** max(growth.max_depth - 2, 0)
+    num_slots = 2 * num_parents
+    if growth.num_leaves is not None:
+        rounds, num_parents, num_slots = growth.num_leaves - 1, 1, growth.num_leaves + 1  # the last is not read
     ids = jnp.arange(size, dtype=jnp.int32)
-    one_by_one = _is_sequential()
+    at_once = 1 if _is_sequential() else num_parents
 
-    def find_splits(nodes: _Nodes, small: Array, small_is_left: Array, which: Array) -> _Nodes:
-        """Finds the best splits of the children of the parents ``which``, from ``small`` histograms."""
+    def find_splits(nodes: _Nodes, small: Array, small_is_left: Array, first: Array, count: Array) -> _Nodes:
+        """Finds the best splits of the children of the parents from ``first`` on, from ``small`` histograms."""
+        which = first + jnp.arange(at_once)
         child = nodes.children[which]
-        parent = nodes.histogram[which if by_level else nodes.slot[child]]
-        some, rest, is_left = small[which], parent - small[which], small_is_left[which, None, None, None]
-        both = _side_by_side(jnp.where(is_left, some, rest), jnp.where(is_left, rest, some))
-        child = _side_by_side(child, child + 1)
-        split = best_splits(both, nodes.sums[child], unit, nodes.bounds[child], columns, growth)
+        # A left child takes the place of its parent.
+        slots = [first, first + count]
+        if not by_level:
+            slots = [jnp.where(one < size, nodes.slot[one], num_slots - 1)[0] for one in (child, child + 1)]
+        histogram = nodes.histogram
+        some = jax.lax.dynamic_slice_in_dim(small, first, at_once, axis=1).swapaxes(0, 1)
+        rest = jax.lax.dynamic_slice_in_dim(histogram, slots[0], at_once) - some
+        is_left = small_is_left[which, None, None, None]
+        both = jnp.where(is_left, some, rest), jnp.where(is_left, rest, some)
+        both = jax.lax.optimization_barrier(both)  # otherwise XLA copies all histograms to overwrite one in place
+        for slot, one in zip(slots, both, strict=True):
+            histogram = jax.lax.dynamic_update_slice_in_dim(histogram, one, slot, axis=0)
+        child = jnp.concatenate([child, child + 1])
+        split = best_splits(jnp.concatenate(both), nodes.sums[child], unit, nodes.bounds[child], columns, growth)
         split = split._replace(gain=jnp.where(nodes.depth[child] < growth.max_depth, split.gain, -jnp.inf))
-        slot = jnp.where(child < size, nodes.slot[child], num_slots)
-        return nodes._replace(
-            split=jax.tree.map(lambda all_, new: all_.at[child].set(new, mode="drop"), nodes.split, split),
-            histogram=nodes.histogram.at[slot].set(both, mode="drop"),
-        )
+        split = jax.tree.map(lambda all_, new: all_.at[child].set(new, mode="drop"), nodes.split, split)
+        return nodes._replace(split=split, histogram=histogram)
 
     def split_nodes(nodes: _Nodes, index: Array) -> _Nodes:
         """Splits the nodes of this round, and moves their rows."""
@@ -265,10 +283,10 @@ def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth)
         gain = jnp.where(nodes.left == ids, split.gain, -jnp.inf)
         chosen = gain > growth.min_gain
         if by_level:
-            left, slots, parent = 2 * ids + 1, (2 * nodes.slot, 2 * nodes.slot + 1), nodes.slot
+            left, right_slot, parent = 2 * ids + 1, nodes.slot + (1 << index), nodes.slot
         else:
             chosen &= ids == gain.argmax()
-            left, slots, parent = jnp.full_like(ids, 2 * index + 1), (nodes.slot, index + 1 + 0 * ids), 0 * ids
+            left, right_slot, parent = 2 * index + 1 + 0 * ids, index + 1 + 0 * ids, 0 * ids
         child = jnp.where(chosen, left, size)
 
         def put(all_: Array, of_left: Array, of_right: Array) -> Array:
@@ -279,7 +297,7 @@ def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth)
             sums=put(nodes.sums, split.left, nodes.sums - split.left),
             bounds=put(nodes.bounds, *_child_bounds(split, nodes.bounds, growth)),
             depth=put(nodes.depth, nodes.depth + 1, nodes.depth + 1),
-            slot=put(nodes.slot, *slots),
+            slot=put(nodes.slot, nodes.slot, right_slot),
             left=left,
             children=jnp.full(num_parents, size).at[jnp.where(chosen, parent, num_parents)].set(child, mode="drop"),
             row=_down(split.column, split.left_bins, left, bins, nodes.row),
@@ -291,14 +309,12 @@ def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth)
         small_child = nodes.children + 1 - small_is_left
         parent = jnp.full(size, num_parents).at[small_child].set(jnp.arange(num_parents), mode="drop")
         small = histograms(bins, parent[nodes.row], pairs, num_parents, growth.num_bins)
-        if one_by_one and by_level:
-            # The last first: children take the place of parents whose turn is over.
-            last = (1 << jnp.maximum(index - 1, 0)) - 1
-            nodes = jax.lax.fori_loop(
-                0, last + 1, lambda done, nodes: find_splits(nodes, small, small_is_left, (last - done)[None]), nodes
-            )
-        else:
-            nodes = find_splits(nodes, small, small_is_left, jnp.arange(num_parents))
+        count = 1 << jnp.maximum(index - 1, 0) if by_level else jnp.int32(1)  # of parents
+
+        def find(turn: Array, nodes: _Nodes) -> _Nodes:
+            return find_splits(nodes, small, small_is_left, turn * at_once, count)
+
+        nodes = jax.lax.fori_loop(0, -(-count // at_once), find, nodes)
         return split_nodes(nodes, index)
 
     zeros, infinite = jnp.zeros(size, jnp.int32), jnp.full(size, jnp.inf)
@@ -330,11 +346,6 @@ def _finished(nodes: _Nodes, unit: Array, growth: Growth) -> Tree:
     )
 
 
-def _side_by_side(left: Array, right: Array) -> Array:
-    """Children side by side: two of ``[nodes, ...]`` become ``[2 * nodes, ...]``."""
-    return jnp.stack([left, right], axis=1).reshape(-1, *left.shape[1:])
-
-
 def _child_bounds(split: Split, bounds: Array, growth: Growth) -> tuple[Array, Array]:
     """Bounds of the values below the left and the right child: a constrained split separates them by the middle."""
     if not growth.monotone:
@@ -349,10 +360,16 @@ def _child_bounds(split: Split, bounds: Array, growth: Growth) -> tuple[Array, A
 
 def _down(column: Array, left_bins: Array, left: Array, bins: Array, node: Array) -> Array:
     """The child of ``node [rows]`` that each row of ``bins [columns, rows]`` goes to; leaves stay."""
-    bin_ = bins[jnp.maximum(column, 0)[node], jnp.arange(bins.shape[1])]
-    word = left_bins[node, (bin_ >> 5).astype(jnp.int32)]
-    is_left = (word >> (bin_ & 31).astype(jnp.uint32)) & 1 == 1
-    return jnp.where(left[node] == node, node, left[node] + 1 - is_left)
+
+    def down(column: Array, left_bins: Array, left: Array, bins: Array, node: Array) -> tuple[Array]:
+        bin_ = bins[jnp.maximum(column, 0)[node], jnp.arange(bins.shape[1])]
+        word = left_bins[node, (bin_ >> 5).astype(jnp.int32)]
+        is_left = (word >> (bin_ & 31).astype(jnp.uint32)) & 1 == 1
+        return (jnp.where(left[node] == node, node, left[node] + 1 - is_left),)
+
+    sharding = batch_sharding(len(node))
+    on_each = down if sharding is None else sharding.map_rows(down, (None, None, None, 1, 0), (0,))
+    return on_each(column, left_bins, left, bins, node)[0]
 
 
 def find_leaves(tree: Tree, bins: Array, max_depth: int) -> Array:
