@@ -14,6 +14,8 @@ from jaxnn.data._examples import distinct
 from jaxnn.data._files import os_errors_named
 from jaxnn.types import ConfigError, DataError, Examples, Splits, suggest
 
+_MISSING = ("", "nan", "None", "<NA>")  # the last are those of Python and pandas, as texts
+
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
@@ -110,14 +112,14 @@ def table(
         DataError: a file that cannot be read, or a column that cannot be used; a target that is missing in some row,
             has one class, too many, or one that is not in ``train``; fractions that leave nothing to train on.
     """
-    missing = ("", "nan", *missing)
+    missing = (*_MISSING, *missing)
     file: Any = {"names": names, "separator": separator}
     known = dict.fromkeys(categorical, True) | {target: classification}
     whole = _read(train, "train", missing, known, drop, **file)
     values = whole[target]
     if classification is None and values.dtype.kind in "iu":
         raise DataError(f"the target {target!r} is integers: say classification=True for labels, False for numbers.")
-    classes = distinct(text for text in values if text is not None) if values.dtype == object else ()
+    classes = _known(values) if values.dtype == object else ()
     if values.dtype == object and not 2 <= len(classes) <= max(20, min(1_000, len(values) // 2)):
         raise DataError(
             f"the target {target!r} has {len(classes):,} classes in {len(values):,} rows, such as {classes[:2]}: "
@@ -146,16 +148,16 @@ def _determine(
     train: Mapping[str, np.ndarray], missing: tuple[str, ...], categorical: Mapping[str, bool | None]
 ) -> Columns:
     """Returns the encoding of the training rows."""
+    if not train:
+        raise DataError("train has no column besides the target.")
     numbers, categories = [], {}
     for name, values in train.items():
-        if values.dtype != object:
+        if values.dtype != object and not np.isnan(values).all():
             numbers.append(name)
-            if np.isnan(values).all():
-                raise DataError(f"column {name!r} has no number in any training row: add it to drop.")
             continue
-        categories[name] = found = distinct(text for text in values if text is not None)
+        categories[name] = found = _known(values)
         if not found:
-            raise DataError(f"column {name!r} has no text in any training row: add it to drop.")
+            raise DataError(f"column {name!r} has no value in any training row: add it to drop.")
         texts = [text for text in found if np.isnan(_number(text))]
         if name not in categorical and 0 < len(texts) < len(found) / 2:
             raise DataError(
@@ -178,6 +180,10 @@ def _targets(values: np.ndarray, where: str, classes: tuple[str, ...]) -> np.nda
             "in a data frame, and pass that."
         )
     return labels
+
+
+def _known(values: np.ndarray) -> tuple[str, ...]:
+    return distinct(value for value in values if value is not None and value == value)
 
 
 def _ids(texts: np.ndarray, known: tuple[str, ...]) -> np.ndarray:
@@ -222,30 +228,25 @@ def _convert(given: Any, category: bool | None, missing: tuple[str, ...], where:
     values: Any = np.asarray(given)
     if values.ndim != 1 or values.dtype.kind not in "iufbUO":
         raise DataError(f"{where} must be numbers or texts [rows], not {values.dtype} {list(values.shape)}.")
-    if values.dtype == object and hasattr(given, "isna"):  # pandas has several objects that mean missing
-        values = np.where(given.isna(), "", values)
     if category is None:
-        has_texts = any(isinstance(item, str | bool) and item != "" for item in values.tolist())
-        category = has_texts or str(getattr(given, "dtype", "")) == "category"
+        texts = (item for item in values.tolist() if isinstance(item, str | bool))
+        category = str(getattr(given, "dtype", "")) == "category" or any(
+            str(text).strip() not in missing for text in texts
+        )
     if category or values.dtype.kind not in "iuf":
-        texts = np.array([_text(item, missing) for item in values.tolist()], object)
+        # Integers are floats in a column where some are missing.
+        items = (int(x) if isinstance(x, float) and x.is_integer() else x for x in values.tolist())
+        found = [None if text in missing else text for text in (str(item).strip() for item in items)]
         if category:
-            return texts
-        values = np.array([_number(text) for text in texts])
-        if bad := [row for row, text in enumerate(texts) if text is not None and np.isnan(values[row])]:
-            raise DataError(f"{where} is of numbers, and has {texts[bad[0]]!r} in row {bad[0]}.")
+            return np.array(found, object)
+        values = np.array([_number(text) for text in found])
+        if bad := [row for row, text in enumerate(found) if text is not None and np.isnan(values[row])]:
+            raise DataError(f"{where} is of numbers, and has {found[bad[0]]!r} in row {bad[0]}.")
     with np.errstate(over="ignore"):
         infinite = np.isinf(values.astype(np.float32))
     if infinite.any():
         raise DataError(f"{where} is infinite, as float32, in row {infinite.argmax()}: fix it, or make it missing.")
     return np.asarray(values)
-
-
-def _text(item: Any, missing: tuple[str, ...]) -> str | None:
-    if isinstance(item, float) and item.is_integer():  # integers are floats in a column where some are missing
-        item = int(item)
-    text = "" if item is None else str(item).strip()
-    return None if text in missing else text
 
 
 @os_errors_named()
