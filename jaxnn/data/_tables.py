@@ -44,12 +44,8 @@ class Columns:
 
     def apply(self, table: Any) -> dict[str, np.ndarray]:
         """Returns the inputs of a data frame or a dict of columns, which may have others too; DataError as `table`."""
-        return self.encode(_read(table, "the table", self.missing, self.kinds))
-
-    @property
-    def kinds(self) -> dict[str, bool | None]:
-        """Whether each column has categories."""
-        return {name: name in self.categories for name in (*self.numbers, *self.categories)}
+        kinds = dict.fromkeys(self.numbers, False) | dict.fromkeys(self.categories, True)
+        return self.encode(_read(table, "the table", self.missing, kinds))
 
     def encode(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the inputs of columns that are arrays of numbers, and of texts."""
@@ -119,8 +115,9 @@ def table(
     values = whole[target]
     if classification is None and values.dtype.kind in "iu":
         raise DataError(f"the target {target!r} is integers: say classification=True for labels, False for numbers.")
-    classes = _known(values) if values.dtype == object else ()
-    if values.dtype == object and not 2 <= len(classes) <= max(20, min(1_000, len(values) // 2)):
+    is_class = values.dtype == object
+    classes = distinct({*values.tolist()} - {""}) if is_class else ()
+    if is_class and not 2 <= len(classes) <= max(20, min(1_000, len(values) // 2)):
         raise DataError(
             f"the target {target!r} has {len(classes):,} classes in {len(values):,} rows, such as {classes[:2]}: "
             "choose another, or if it is a number, convert it and say classification=False."
@@ -132,7 +129,7 @@ def table(
     columns = _determine({name: one[rows["train"]] for name, one in whole.items() if name != target}, missing, known)
     tables = {"train": (whole, rows)}
     for split in given.keys() - fractions.keys():
-        kinds = columns.kinds | {target: bool(classes)}
+        kinds = {name: one.dtype == object for name, one in whole.items()}
         tables[split] = _read(given[split], split, missing, kinds, **file), {split: slice(None)}
     sources: dict[str, Any] = {}
     for where, (one, parts) in tables.items():
@@ -155,10 +152,10 @@ def _determine(
         if values.dtype != object and not np.isnan(values).all():
             numbers.append(name)
             continue
-        categories[name] = found = _known(values)
+        categories[name] = found = distinct({*values.tolist()} - {""}) if values.dtype == object else ()
         if not found:
             raise DataError(f"column {name!r} has no value in any training row: add it to drop.")
-        texts = [text for text in found if np.isnan(_number(text))]
+        texts = [text for text in found if not text.lstrip("-").replace(".", "", 1).isdigit()]
         if name not in categorical and 0 < len(texts) < len(found) / 2:
             raise DataError(
                 f"column {name!r} has numbers, and texts such as {texts[0]!r}: fix them, add them to missing, or name "
@@ -169,7 +166,7 @@ def _determine(
 
 def _targets(values: np.ndarray, where: str, classes: tuple[str, ...]) -> np.ndarray:
     """Returns labels int32 ``[rows]``, or numbers float32 ``[rows]`` if there are no classes."""
-    absent = np.array([value is None or value != value for value in values])
+    absent = values == "" if classes else np.isnan(values)
     if absent.any():
         raise DataError(f"{where} is missing in row {absent.argmax()} (such rows: {absent.sum():,}): remove them.")
     labels = _ids(values, classes) - 1 if classes else values.astype(np.float32)
@@ -182,21 +179,9 @@ def _targets(values: np.ndarray, where: str, classes: tuple[str, ...]) -> np.nda
     return labels
 
 
-def _known(values: np.ndarray) -> tuple[str, ...]:
-    return distinct(value for value in values if value is not None and value == value)
-
-
 def _ids(texts: np.ndarray, known: tuple[str, ...]) -> np.ndarray:
     ids = {text: number for number, text in enumerate(known, 1)}
     return np.array([ids.get(text, 0) for text in texts], np.int32)
-
-
-def _number(text: str | None) -> float:
-    """Returns the number that a text is, NaN if it is none."""
-    try:
-        return float(text or "nan")
-    except ValueError:
-        return float("nan")
 
 
 def _read(
@@ -224,24 +209,23 @@ def _read(
 
 
 def _convert(given: Any, category: bool | None, missing: tuple[str, ...], where: str) -> np.ndarray:
-    """Returns a column as numbers, or if ``category`` as texts, None where missing; None: its type decides."""
+    """Returns a column as numbers, or if ``category`` as texts, "" where missing; None: its type decides."""
     values: Any = np.asarray(given)
     if values.ndim != 1 or values.dtype.kind not in "iufbUO":
         raise DataError(f"{where} must be numbers or texts [rows], not {values.dtype} {list(values.shape)}.")
     if category is None:
-        texts = (item for item in values.tolist() if isinstance(item, str | bool))
-        category = str(getattr(given, "dtype", "")) == "category" or any(
-            str(text).strip() not in missing for text in texts
-        )
+        texts = {str(item).strip() for item in values.tolist() if isinstance(item, str | bool)}
+        category = bool(texts - {*missing}) or str(getattr(given, "dtype", "")) == "category"
     if category or values.dtype.kind not in "iuf":
         # Integers are floats in a column where some are missing.
         items = (int(x) if isinstance(x, float) and x.is_integer() else x for x in values.tolist())
-        found = [None if text in missing else text for text in (str(item).strip() for item in items)]
+        found = ["" if text in missing else text for text in (str(item).strip() for item in items)]
         if category:
             return np.array(found, object)
-        values = np.array([_number(text) for text in found])
-        if bad := [row for row, text in enumerate(found) if text is not None and np.isnan(values[row])]:
-            raise DataError(f"{where} is of numbers, and has {found[bad[0]]!r} in row {bad[0]}.")
+        try:
+            values = np.array([text or "nan" for text in found]).astype(float)
+        except ValueError as error:
+            raise DataError(f"{where} is of numbers: {error}.") from error
     with np.errstate(over="ignore"):
         infinite = np.isinf(values.astype(np.float32))
     if infinite.any():
