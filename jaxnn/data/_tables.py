@@ -100,7 +100,7 @@ def table(
         drop: names of columns to leave out.
         names: names of the columns of a CSV file that has no header.
         separator: the character between the columns of a CSV file.
-        missing: texts that mean a missing value, beside the empty one, nan, and those of pandas in a CSV file.
+        missing: texts that mean a missing value, beside the empty one, nan, None, and those of pandas in a CSV file.
         seed: the seed of the random choice.
 
     Raises:
