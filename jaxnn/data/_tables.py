@@ -43,7 +43,7 @@ class Columns:
         return tuple(len(known) + 1 for known in self.categories.values())
 
     def apply(self, table: Any) -> dict[str, np.ndarray]:
-        """Returns the inputs of a data frame or a dict of columns, which may have others too; DataError as `table`."""
+        """Returns the inputs of a file, a data frame or a dict, which may have more columns; DataError as `table`."""
         kinds = dict.fromkeys(self.numbers, False) | dict.fromkeys(self.categories, True)
         return self.encode(_read(table, "the table", self.missing, kinds))
 
@@ -108,7 +108,7 @@ def table(
         DataError: a file that cannot be read, or a column that cannot be used; a target that is missing in some row,
             has one class, too many, or one that is not in ``train``; fractions that leave nothing to train on.
     """
-    missing = (*_MISSING, *missing)
+    missing = (*_MISSING, *([missing] if isinstance(missing, str) else missing))
     file: Any = {"names": names, "separator": separator}
     known = dict.fromkeys(categorical, True) | {target: classification}
     whole = _read(train, "train", missing, known, drop, **file)
@@ -119,7 +119,7 @@ def table(
     classes = distinct({*values.tolist()} - {""}) if is_class else ()
     if is_class and not 2 <= len(classes) <= max(20, min(1_000, len(values) // 2)):
         raise DataError(
-            f"the target {target!r} has {len(classes):,} classes in {len(values):,} rows, such as {classes[:2]}: "
+            f"the target {target!r} has {len(classes):,} classes in {len(values):,} rows, such as {classes[:2]!s:.80}: "
             "choose another, or if it is a number, convert it and say classification=False."
         )
     given = {"test": test, "validation": validation}
@@ -200,7 +200,7 @@ def _read(
     given: list[Any] = [*getattr(table, "columns", table)]
     if lacking := [name for name in (*kinds, *(drop or ())) if name not in given]:
         raise DataError(f"{where} has no column {lacking[0]!r}: {suggest(lacking[0], map(str, given))}.")
-    wanted = kinds if drop is None else [name for name in given if name not in drop]
+    wanted = kinds if drop is None else [name for name in given if name not in drop or name in kinds]
     columns = {name: _convert(table[name], kinds.get(name), missing, f"{where}: column {name!r}") for name in wanted}
     lengths = {name: len(column) for name, column in columns.items()}
     if len({*lengths.values()}) != 1 or 0 in lengths.values():
@@ -211,7 +211,9 @@ def _read(
 def _convert(given: Any, category: bool | None, missing: tuple[str, ...], where: str) -> np.ndarray:
     """Returns a column as numbers, or if ``category`` as texts, "" where missing; None: its type decides."""
     values: Any = np.asarray(given)
-    if values.ndim != 1 or values.dtype.kind not in "iufbUO":
+    if values.dtype.kind == "U":
+        values = np.asarray(given, object)  # a list keeps the numbers among its texts
+    if values.ndim != 1 or values.dtype.kind not in "iufbO":
         raise DataError(f"{where} must be numbers or texts [rows], not {values.dtype} {list(values.shape)}.")
     if category is None:
         texts = {str(item).strip() for item in values.tolist() if isinstance(item, str | bool)}
@@ -223,7 +225,7 @@ def _convert(given: Any, category: bool | None, missing: tuple[str, ...], where:
         if category:
             return np.array(found, object)
         try:
-            values = np.array([text or "nan" for text in found]).astype(float)
+            values = np.array([float(text or "nan") for text in found])
         except ValueError as error:
             raise DataError(f"{where} is of numbers: {error}.") from error
     with np.errstate(over="ignore"):
@@ -234,7 +236,9 @@ def _convert(given: Any, category: bool | None, missing: tuple[str, ...], where:
 
 
 @os_errors_named()
-def _read_file(path: Path, missing: tuple[str, ...], *, names: Sequence[str] | None, separator: str) -> Any:
+def _read_file(
+    path: Path, missing: tuple[str, ...], *, names: Sequence[str] | None = None, separator: str = ","
+) -> Any:
     path.stat()  # its error has the file's name
     try:
         import pandas  # type: ignore[import-untyped]
@@ -249,6 +253,4 @@ def _read_file(path: Path, missing: tuple[str, ...], *, names: Sequence[str] | N
         raise ConfigError(f'{path.name} needs pandas and pyarrow to be read: pip install "jaxnn[tables]".') from error
     except (ValueError, Warning) as error:
         reason = str(error).partition("\n")[0]
-        raise DataError(
-            f"{path} cannot be read ({reason}): check separator, and that names has every column."
-        ) from error
+        raise DataError(f"{path} cannot be read ({reason}): check separator and names.") from error

@@ -58,10 +58,10 @@ class MLP(linen.Module):
 class TableMLP(linen.Module):
     """A multilayer perceptron on numbers and embedded categories, as `jaxnn.data.table` and `standardize` give them.
 
-    With ``frequencies``, each number ``x`` is embedded too: ``relu(w @ [sin(2 pi c x), cos(2 pi c x)] + b)`` with
-    ``frequencies`` learnt ``c``, and ``w`` and ``b``, of its own. Gorishniy, Rubachev & Babenko, "On Embeddings for
-    Numerical Features in Tabular Deep Learning" (2022, arXiv:2203.05556), there PLR. Parameters: ``Embed_0``, of all
-    columns, one after another; ``frequencies``, ``kernel``, ``bias``; ``MLP_0``.
+    With ``frequencies``, each number ``x`` is embedded too, ``relu(w @ [sin(2 pi c x), cos(2 pi c x)] + b)`` with its
+    own learnt ``c``, ``w`` and ``b``: PLR of Gorishniy, Rubachev & Babenko, "On Embeddings for Numerical Features in
+    Tabular Deep Learning" (2022, arXiv:2203.05556). Parameters: ``Embed_0``, the rows of all columns; ``frequencies``,
+    ``kernel``, ``bias``; ``MLP_0``.
 
     >>> model = jn.models.TableMLP((8, 2), num_categories=(4, 3), embedding_features=5)
     >>> inputs = {"numbers": np.zeros((1, 6), np.float32), "categories": np.zeros((1, 2), np.int32)}
@@ -72,9 +72,9 @@ class TableMLP(linen.Module):
         features: units of each layer, outputs last.
         num_categories: the number of ids of each categorical column, ``splits.train.columns.num_categories``.
         embedding_features: width of the embedding of a category, and of a number.
-        frequencies: the number of ``c`` of a number; 0: numbers are not embedded.
-        frequency_scale: ``[]`` the deviation of the initial ``c``, which matters: 0.01…10; may be a tracer.
-        dropout: as of `MLP`.
+        frequencies: size of each ``c``; 0: numbers are not embedded.
+        frequency_scale: ``[]`` the deviation of the initial ``c``, worth a sweep from 0.01 to 10; may be a tracer.
+        dropout: ``[]`` the rate after each activation of the perceptron; may be a tracer.
     """
 
     features: tuple[int, ...]
@@ -102,12 +102,10 @@ class TableMLP(linen.Module):
                 f"{len(self.num_categories)}: give num_categories=splits.train.columns.num_categories."
             )
         if x is not None and self.frequencies:
-            shape, width = (x.shape[1], self.frequencies), self.embedding_features
-            c = self.param("frequencies", linen.initializers.normal(self.frequency_scale), shape)
-            kernel = self.param(
-                "kernel", linen.initializers.lecun_normal(batch_axis=0), (shape[0], 2 * shape[1], width)
-            )
-            bias = self.param("bias", linen.initializers.zeros, (1, shape[0], width))
+            init, width, shape = linen.initializers, self.embedding_features, (x.shape[1], self.frequencies)
+            c = self.param("frequencies", init.normal(self.frequency_scale), shape)
+            kernel = self.param("kernel", init.lecun_normal(batch_axis=0), (shape[0], 2 * shape[1], width))
+            bias = self.param("bias", init.zeros, (1, shape[0], width))
             angles = 2 * math.pi * c[None] * x[..., None]
             waves = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
             x = linen.relu(jnp.einsum("bnk,nkd->bnd", waves, kernel) + bias)

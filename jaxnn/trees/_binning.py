@@ -34,10 +34,7 @@ class Bins:
     categorical: tuple[int, ...] = ()
 
     def apply(self, inputs: Array) -> np.ndarray:
-        """Returns the bins ``[rows, columns]`` uint8 of ``inputs [rows, columns]``, or those of a `jaxnn.data.table`.
-
-        DataError for another width.
-        """
+        """Returns the bins ``[rows, columns]`` uint8 of ``inputs [rows, columns]``, or a table's; else a DataError."""
         values = _numbers(inputs)
         if values.shape[1] != len(self.edges):
             raise DataError(f"the inputs have {values.shape[1]} columns, and the bins are of {len(self.edges)}.")
@@ -174,8 +171,8 @@ def binned(
         name, classes, columns = train.name, train.class_names, getattr(train.train, "columns", None)
         parts = {split: source.read(np.arange(source.num_examples)) for split, source in train.named().items()}
         if columns is not None:
-            shape = parts["train"].inputs.get("numbers", np.zeros((0, 0))).shape
-            categorical = range(shape[1], shape[1] + len(columns.categories))
+            width = _numbers(parts["train"].inputs).shape[1]
+            categorical = range(width - len(columns.categories), width)
     bins = learn_bins(parts["train"][0], max_bins=max_bins, categorical=categorical)
     pairs: Any = {split: (bins.apply(part[0]), *part[1:]) for split, part in parts.items()}
     splits = arrays(**pairs, name=name, class_names=classes)
