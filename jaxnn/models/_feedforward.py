@@ -60,8 +60,8 @@ class TableMLP(linen.Module):
 
     With ``frequencies``, each number ``x`` is embedded too, ``relu(w @ [sin(2 pi c x), cos(2 pi c x)] + b)`` with its
     own learnt ``c``, ``w`` and ``b``: PLR of Gorishniy, Rubachev & Babenko, "On Embeddings for Numerical Features in
-    Tabular Deep Learning" (2022, arXiv:2203.05556). Parameters: ``Embed_0``, the rows of all columns; ``frequencies``,
-    ``kernel``, ``bias``; ``MLP_0``.
+    Tabular Deep Learning" (2022, arXiv:2203.05556). Parameters: ``Embed_0``, the rows of all columns; ``frequencies``
+    and ``Einsum_0``; ``MLP_0``.
 
     >>> model = jn.models.TableMLP((8, 2), num_categories=(4, 3), embedding_features=5)
     >>> inputs = {"numbers": np.zeros((1, 6), np.float32), "categories": np.zeros((1, 2), np.int32)}
@@ -102,13 +102,12 @@ class TableMLP(linen.Module):
                 f"{len(self.num_categories)}: give num_categories=splits.train.columns.num_categories."
             )
         if x is not None and self.frequencies:
-            init, width, shape = linen.initializers, self.embedding_features, (x.shape[1], self.frequencies)
-            c = self.param("frequencies", init.normal(self.frequency_scale), shape)
-            kernel = self.param("kernel", init.lecun_normal(batch_axis=0), (shape[0], 2 * shape[1], width))
-            bias = self.param("bias", init.zeros, (1, shape[0], width))
+            init, columns = linen.initializers, x.shape[1]
+            c = self.param("frequencies", init.normal(self.frequency_scale), (columns, self.frequencies))
             angles = 2 * math.pi * c[None] * x[..., None]
             waves = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
-            x = linen.relu(jnp.einsum("bnk,nkd->bnd", waves, kernel) + bias)
+            shape = (columns, 2 * self.frequencies, self.embedding_features)
+            x = linen.relu(linen.Einsum(shape, "bnk,nkd->bnd", kernel_init=init.lecun_normal(batch_axis=0))(waves))
         if ids is not None:
             first = np.cumsum([0, *self.num_categories[:-1]], dtype=np.int32)
             ids = Embed(sum(self.num_categories), self.embedding_features)(ids + first[None])

@@ -14,8 +14,8 @@ import jaxnn as jn
 from jaxnn.types import ConfigError, DataError
 
 COLUMNS: dict[str, Any] = {
+    "job": ["cook ", "nurse", None, "cook"],
     "age": [25, None, 40, 31],
-    "job": ["cook", "nurse", None, "cook"],
     "code": [3, None, 10, 3],
     "member": [True, False, True, False],
     "kind": ["b", "a", "b", "a"],

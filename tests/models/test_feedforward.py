@@ -94,7 +94,9 @@ def test_a_table_is_embedded_by_column() -> None:
     for column in range(3):  # each number's own periodic features and layer
         angles = 2 * np.pi * inputs["numbers"][:, column, None] * params["frequencies"][column][None]
         waves = np.hstack([np.sin(angles), np.cos(angles)])
-        parts.append(np.maximum(waves @ params["kernel"][column] + params["bias"][:, column], 0))
+        parts.append(
+            np.maximum(waves @ params["Einsum_0"]["kernel"][column] + params["Einsum_0"]["bias"][None, column], 0)
+        )
     parts += [params["Embed_0"]["embedding"][first + inputs["categories"][:, i]] for i, first in enumerate((0, 4))]
     dense = params["MLP_0"]["Dense_0"]
     expected = np.hstack(parts) @ dense["kernel"] + dense["bias"][None]
