@@ -10,18 +10,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from articles.studies.study_collectives import Collective, Link, Reduction, fit_link, read_collectives
+from articles.studies.study_collectives import Collective, Link, Reduction, fit_link
 from articles.studies.study_pictures import draw_lines, panels
 from articles.studies.study_rows import measured, relative
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from articles.studies.study_steps import REDUCTIONS, Step, make_reduction, make_step
 
 import jaxnn as jn
 from jaxnn.bench import Bench, Case, Finding, NotMeasured, Plain, Quantity, Row, Rows, Study
@@ -31,9 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ARTICLE = "3 GPUs 804 % faster than 5 CPU nodes (inference)"
-# This many all-reduces per call amortize the overhead of the call.
-REDUCTIONS = 8
-REPLICATED, SHARDED = PartitionSpec(), PartitionSpec(None, "data")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,87 +45,6 @@ class Settings:
     steps: int = 4
     rounds: int = 5
     seconds: float = 0.5
-
-
-class Step(NamedTuple):
-    """A compiled training program with its arguments.
-
-    Attributes:
-        call: trains for some steps and waits.
-        losses: of the first call.
-        collectives: of one step.
-        cores: number of busy CPU cores.
-    """
-
-    call: Callable[[], Any]
-    losses: np.ndarray
-    collectives: tuple[Collective, ...]
-    cores: float
-
-
-def make_step(
-    experiment: jn.Experiment[Any], splits: jn.Splits, devices: Sequence[jax.Device], rows: int, steps: int, alone: bool
-) -> Step:
-    """Compiles training on ``devices`` with ``rows`` examples each, on batches that are already on the devices.
-
-    Args:
-        experiment: what to train, with data parallelism.
-        splits: its data.
-        devices: to train on.
-        rows: examples per device and step.
-        steps: per call.
-        alone: whether each device trains its own copy on its own rows: the same step without collectives.
-    """
-    config, source = experiment.config, splits.train
-    task, optimizer = experiment.task(config), experiment.optimizer(config)
-    mesh = Mesh(np.array(devices), ("data",))
-    batch_size = rows * len(devices)
-    if batch_size > source.num_examples:
-        raise NotMeasured(f"{batch_size} examples per step are more than the {source.num_examples} of the data")
-    order = np.asarray(source.order(config.seed, np.arange(steps), batch_size))
-    batches = jax.vmap(lambda rows: source.as_batch(rows))(
-        jax.tree.map(lambda a: a.reshape(steps, batch_size, *a.shape[1:]), source.read(order.reshape(-1)))
-    )
-    batches = jax.device_put(batches, NamedSharding(mesh, SHARDED))
-    first = jax.tree.map(lambda a: a[0], batches)
-    init = functools.partial(jn.steps.init_train_state, task, optimizer)
-    state = jax.jit(init, out_shardings=NamedSharding(mesh, REPLICATED))(jax.random.key(config.seed), first)
-    step = jn.steps.make_train_step(task, optimizer)
-
-    def train(state: Any, batches: Any) -> Any:
-        return jax.lax.scan(step, state, batches)
-
-    if alone:
-        train = jax.shard_map(train, mesh=mesh, in_specs=(REPLICATED, SHARDED), out_specs=REPLICATED, check_vma=False)
-    compiled = jax.jit(train, donate_argnums=0).lower(state, batches).compile()
-    state, metrics = compiled(state, batches)
-    losses = np.asarray(metrics["loss"])
-    wall, work = time.perf_counter(), time.process_time()
-    state, _ = jax.block_until_ready(compiled(state, batches))
-    cores = (time.process_time() - work) / (time.perf_counter() - wall)
-
-    def call() -> Any:
-        nonlocal state
-        state, metrics = jax.block_until_ready(compiled(state, batches))
-        return metrics
-
-    return Step(call, losses, read_collectives(compiled.as_text() or "", len(devices), steps), cores)
-
-
-def make_reduction(devices: Sequence[jax.Device], num_bytes: int) -> Callable[[], Any]:
-    """Returns a call of `REDUCTIONS` consecutive all-reduces of an array of ``num_bytes``."""
-    mesh = Mesh(np.array(devices), ("data",))
-
-    def reduce(array: jax.Array) -> jax.Array:
-        for _ in range(REDUCTIONS):
-            # If XLA knew that the array is replicated, it would multiply instead.
-            own = 0.0 * jax.lax.axis_index("data").astype(jnp.float32)
-            array = jax.lax.psum(array.at[0].add(own), "data")
-        return array
-
-    program = jax.jit(jax.shard_map(reduce, mesh=mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False))
-    zeros = jax.device_put(np.zeros(max(1, num_bytes // 4), np.float32), NamedSharding(mesh, REPLICATED))
-    return lambda: jax.block_until_ready(program(zeros))
 
 
 def counts_of(most: int) -> list[int]:
@@ -231,7 +145,7 @@ def _observe(step: Step, kind: str) -> dict[str, Plain]:
     simulated = kind == "cpu" and len(jax.local_devices(backend=kind)) > 1
     shared = {"shared_cores": jn.observe.cpu_count() or 1, "busy_cores": step.cores} if simulated else {}
     found = {f"{one.kind} {name}": getattr(one, name) for one in step.collectives for name in ("runs", "num_bytes")}
-    return {"loss": float(step.losses.mean()), **shared, **found}
+    return {"loss": float(step.losses.mean()), "trained": step.digest, **shared, **found}
 
 
 def efficiency(rows: Rows, row: Row) -> Quantity | None:
@@ -300,24 +214,34 @@ def predict(rows: Rows, devices: int, link: Link | None = None) -> float | None:
 
 def _findings(rows: Rows, article: str) -> list[Finding]:
     found = []
-    for row in rows:
-        if row.what.get("batch") not in ("shared", "each") or row.what.get("alone"):
-            continue
-        count = int(row.what["devices"] or 1)
-        what = f"{count} device{'s' if count > 1 else ''}, " + (
-            "strong scaling" if row.what["batch"] == "shared" else "weak scaling"
-        )
-        notes = []
-        if (share := efficiency(rows, row)) is not None:
-            notes.append(f"efficiency {share.median:.0%}")
-        if (lost := in_collectives(rows, row)) is not None:
-            notes.append(f"{lost:.0%} in collectives")
-        if row.what["batch"] == "shared" and count > 1 and row.time and (expected := predict(rows, count)) is not None:
-            notes.append(f"predicted time {expected / row.time.median - 1:+.0%}")
-        if (cores := row.observed.get("shared_cores")) is not None:
-            notes.append(f"simulated on {cores} cores")
-        found.append(Finding("A13", what, row.rate, article if count == 3 else "", ", ".join(notes)))
+    for row in scaled_rows(rows):
+        what, notes = describe(rows, row)
+        published = article if row.what["devices"] == 3 else ""
+        found.append(Finding("A13", what, row.rate, published, notes))
     return found
+
+
+def describe(rows: Rows, row: Row) -> tuple[str, str]:
+    """Returns what was timed, and notes on its efficiency, its collectives and the error of the prediction."""
+    count = int(row.what["devices"] or 1)
+    what = f"{count} device{'s' if count > 1 else ''}, " + (
+        "strong scaling" if row.what["batch"] == "shared" else "weak scaling"
+    )
+    notes = []
+    if (share := efficiency(rows, row)) is not None:
+        notes.append(f"efficiency {share.median:.0%}")
+    if (lost := in_collectives(rows, row)) is not None:
+        notes.append(f"{lost:.0%} in collectives")
+    if row.what["batch"] == "shared" and count > 1 and row.time and (expected := predict(rows, count)) is not None:
+        notes.append(f"predicted time {expected / row.time.median - 1:+.0%}")
+    if (cores := row.observed.get("shared_cores")) is not None:
+        notes.append(f"simulated on {cores} cores")
+    return what, ", ".join(notes)
+
+
+def scaled_rows(rows: Rows) -> Iterator[Row]:
+    """Yields the rows of strong and weak scaling, without those of devices that train alone."""
+    return (row for row in rows if row.what.get("batch") in ("shared", "each") and not row.what.get("alone"))
 
 
 def _conclude(columns: Mapping[str, Rows]) -> list[str]:
