@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from articles import mnist_mlp
 from articles.studies import (
     activations,
     bandwidth,
+    boosting_devices,
     convolution,
     cost,
     inference,
@@ -22,6 +24,8 @@ from articles.studies import (
     matmul,
     pipeline,
     study_scaling,
+    study_steps,
+    tables,
     text,
     transfer,
 )
@@ -33,10 +37,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from jaxnn import data
-from jaxnn.bench import NotMeasured, Rows, Study, find_studies, load_study, read_results, write_page
+from jaxnn.bench import NotMeasured, Row, Rows, Study, find_studies, load_study, read_results, write_page
 from jaxnn.models import Bottleneck, MobileNetV2, ResNet
 from jaxnn.nn import unbox
-from jaxnn.types import Splits
+from jaxnn.types import Examples, Splits
 from tests import shell, tiny
 from tests.studies import CPU, GPU, cases_of, measured_rows, on_cpu, results_of, sized, two_devices
 
@@ -48,6 +52,7 @@ PIPELINE = pipeline.Settings(8, (2,), batch_size=4, num_workers=0, steps=3, **FA
 TINY = {
     "activations": activations.Settings((100, 1_000), 100, **FAST),
     "bandwidth": bandwidth.Settings((64, 256), largest_on_cpu=256, **FAST),
+    "boosting_devices": boosting_devices.TableSettings(64, 16, (), 2, 2, 2, 0.0, columns=3, max_depth=2),
     "convolution": convolution.Settings((5, 12), largest_loop=5, largest_on_cpu=12, compared_size=12, **FAST),
     "cost": dataclasses.replace(cost.QUICK, scripts=("mnist_mlp",), steps=1, seconds=0.0),
     "inference": inference.Settings(32, batches=(1, 4), largest_on_cpu=1, precisions=("float32",), **FAST),
@@ -57,7 +62,7 @@ TINY = {
     "scaling": SCALING,
     "transfer": transfer.Settings((64, 256), (8, 16), (2, 4), (1, 2), **FAST),
 }
-ON_ONE_DEVICE = {"matmul", "pipeline", "scaling"}
+ON_ONE_DEVICE = {"boosting_devices", "matmul", "pipeline", "scaling"}
 RESNET = ResNet(3, num_blocks=(1,), features=4, block=Bottleneck, stem="imagenet")
 
 
@@ -117,6 +122,11 @@ def test_a_study_runs(study: Study, photographs: Path, tmp_path: Path, monkeypat
         sizes = [float(one.observed["all-reduce num_bytes"] or 0) for one in shared[1:]]
         assert all(4 * 146 <= size <= 4 * 149 for size in sizes)
         assert not [name for one in rows["cpu"].where(alone=True) for name in one.observed if "all-" in name]
+    if study.name == "boosting_devices":
+        assert "all trees on up to 4 devices are those of one device" in page
+        reduced = boosting_devices.reductions(rows["cpu"])
+        # Of each of two levels: the histograms of 3 columns and one parent, 256 bins of two int32.
+        assert reduced is not None and 0 <= reduced.num_bytes - 2 * 3 * 256 * 8 <= 24
 
 
 @pytest.mark.parametrize("name", ["articles_cpu", "scaling_cpu"])
@@ -236,6 +246,50 @@ def test_the_knee_and_the_size_from_which_a_device_is_faster() -> None:
         assert faster_from(sized("size", times), slow, "size") == expected
 
 
+def test_trees_of_several_devices_must_be_those_of_one() -> None:
+    what: dict[str, Any] = {"batch": "shared", "alone": False, "rows": 8}
+    one = Row({**what, "devices": 1}, (3.0,), 48.0, observed={"trained": "a"})
+    two = Row({**what, "devices": 2}, (2.0,), 96.0, observed={"trained": "a", "all-reduce runs": 2.0})
+    assert boosting_devices.check_equal(Rows([one, two])) == 2
+    time = boosting_devices.time_per_tree(two)
+    assert time is not None and time.median == 2.0 / 6
+    with pytest.raises(ArithmeticError, match=r"trees grown on \[2\] devices differ from those of 1"):
+        boosting_devices.STUDY.findings(Rows([one, two._replace(observed={"trained": "b"})]))
+
+
+def test_the_work_of_trees_and_networks() -> None:
+    assert tables.work_of_trees(10, 3, 12) == (12, 60, 10 * 3 + 10 * (2 * 4 + 4))
+    params = {"Dense_0": {"kernel": np.zeros((4, 5)), "bias": np.zeros(5)}, "Dense_1": {"kernel": np.zeros((5, 1))}}
+    # Three products of each kernel; 30 parameters and 6 outputs for each example.
+    work = tables.work_of_updates(params, 7, 2)
+    assert work == (2 * 4, 3 * 2 * 7 * 25 / 4, 4 * (10 * 30 + 4 * 7 * 6) / 4)
+
+
+def test_errors_of_models_of_tables_are_of_labels_or_in_units() -> None:
+    outputs = np.array([[0.2], [-1.0], [3.0]])
+    runs: list[Any] = [SimpleNamespace(predict=lambda _, out=out: out) for out in (outputs[:, 0], outputs)]
+    labels, numbers = Examples(None, np.array([1, 1, 1])), Examples(None, np.array([0.2, -1.0, 0.0]))
+    assert tables.error_of(runs[0], SimpleNamespace(examples=labels), 1.0) == 1 / 3
+    assert tables.error_of(runs[1], SimpleNamespace(examples=numbers), 2.0) == pytest.approx(2 * 3**0.5)
+
+
+@pytest.mark.slow
+def test_models_of_tables_are_trained_on_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    columns = {"x": random.normal(size=80), "kind": random.choice(["a", "b"], 80)}
+    columns["y"] = 100 + 10 * columns["x"]
+    monkeypatch.setitem(tables.TABLES, "t", lambda _: data.table(columns, target="y", test=0.25, validation=0.25))
+    monkeypatch.setenv("JAXNN_DATA", str(tmp_path))
+    (tmp_path / "t").mkdir()
+    settings = tables.Settings(("t",), 1, trees=20, max_depth=2, epochs=40, features=(8,), batch_size=8)
+    rows = measured_rows(tables.STUDY, on_cpu(settings))["cpu"]
+    # Less than half the deviation of the targets.
+    assert len(rows) == 3 and all(0 < float(row.observed["error"] or 0) < 5 for row in rows), rows
+    assert float(rows[0].observed["rows"] or 0) == 20 * 40 and rows[0].observed["depth"] == 40
+    assert "has the lowest test error" in "".join(tables.STUDY.conclude({"CPU": rows}))
+    assert [one.quantity is not None for one in tables.STUDY.findings(rows)] == [True] * 6
+
+
 def test_scaling_predicts_collectives_and_needs_devices_and_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     link = Link(20e-6, 1 / 5e9)
     # An all-reduce over 4 devices: 6 messages, 1.5 of the bytes.
@@ -246,7 +300,7 @@ def test_scaling_predicts_collectives_and_needs_devices_and_examples(monkeypatch
 
     experiment, devices = picture_cnn(SCALING), jax.devices()
     with pytest.raises(NotMeasured, match="more than the 8 of the data"):
-        study_scaling.make_step(experiment, experiment.data(experiment.config), devices[:1], 9, 2, False)
+        study_steps.make_step(experiment, experiment.data(experiment.config), devices[:1], 9, 2, False)
     monkeypatch.setattr(jax, "local_devices", lambda backend=None: devices[:1])
     cases = cases_of(study_scaling.make_study(picture_cnn), on_cpu(SCALING))
     with pytest.raises(NotMeasured, match="JAX_NUM_CPU_DEVICES=4"):
