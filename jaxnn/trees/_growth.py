@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from jaxnn.nn import batch_sharding, choose
+from jaxnn.types import cpu_count
 
 _WORDS = 8  # of 32 bits: one bit for each of 256 bins
 _BITS = 29  # of the sum of all gradients: an int32 holds four times as much, of which rounding may take a part
@@ -92,7 +92,7 @@ def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins:
                 return None, of_column(slot, both, column)
 
             # XLA runs the columns of one step in parallel.
-            summed = jax.lax.scan(next_column, None, bins, unroll=min(8, os.cpu_count() or 1))[1]
+            summed = jax.lax.scan(next_column, None, bins, unroll=min(8, cpu_count() or 1))[1]
             hessian = summed.astype(jnp.int32)
             return jnp.stack([((summed - hessian.astype(jnp.int64)) >> 32).astype(jnp.int32), hessian], axis=-1)
 
