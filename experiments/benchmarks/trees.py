@@ -92,7 +92,7 @@ def problem(name: str, seed: int, rows: int, path: Path) -> None:
     splits = read(name)
     numbers, targets, places = [], [], []
     for source in splits.named().values():
-        inputs, target = source.examples
+        inputs, target = source.read(np.arange(source.num_examples))
         categories = inputs.get("categories", np.zeros((len(target), 0)))
         floats = np.where(categories == 0, np.nan, categories - 1.0)
         numbers.append(np.concatenate([inputs["numbers"], floats], axis=1))
@@ -187,7 +187,7 @@ def show(name: str, rows: int, results: dict[str, dict[str, list[float]]]) -> No
     print(f"\n{text_table(lines, (title, metric, 'fit', 'predict', 'fit of jaxnn / this'))}", flush=True)
 
 
-def measure_population(rows: int, options: Options, folder: Path) -> dict[str, list[float]]:
+def measure_population(rows: int, options: Options, folder: Path) -> dict[str, tuple[float, ...]]:
     """Returns the seconds ``[rounds]`` of 64 models on the first ``rows`` of California's housing."""
     path = folder / "population.npz"
     problem("california_housing", 0, 20_000, path)

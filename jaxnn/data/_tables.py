@@ -238,7 +238,7 @@ def _read_file(
 ) -> Any:
     path.stat()  # its error has the file's name
     try:
-        import pandas  # type: ignore[import-untyped]
+        import pandas
 
         if path.suffix in (".parquet", ".pq"):
             return pandas.read_parquet(path)

@@ -82,7 +82,7 @@ def fit(library, path, settings):
 
 
 def _texts(row, categorical):
-    return [str(int(x)) if column in categorical and x == x else x for column, x in enumerate(row.tolist())]
+    return [str(x) if column in categorical else x for column, x in enumerate(row.tolist())]
 
 
 def population(library, path, settings):
