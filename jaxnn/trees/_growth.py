@@ -188,7 +188,7 @@ def best_splits(histogram: Array, total: Array, unit: Array, bounds: Array, colu
     left = jnp.stack([sums, sums + absent[:, None]], axis=2).reshape(num_nodes, -1, 2)
     gains = gain_of(left, columns[column][:, None], ways[column][:, None])
     at = gains.argmax(axis=1)
-    last, with_missing, left = at // 2, at % 2 == 1, left[node, at]
+    last, with_missing, left = at >> 1, at & 1 == 1, left[node, at]
     (left_value, right_value), _ = sides(left, total, bounds)
     before = _real(total, unit)
     gain = gains[node, at] - _score(before, leaf_value(before, bounds, growth), growth)
