@@ -14,6 +14,7 @@ from jaxnn.trees._objectives import (
     quantile_error,
     squared_error,
 )
+from jaxnn.trees._ranking import lambda_rank
 
 __all__ = [
     "Bins",
@@ -29,6 +30,7 @@ __all__ = [
     "experiment",
     "huber",
     "importances",
+    "lambda_rank",
     "learn_bins",
     "poisson",
     "quantile_error",

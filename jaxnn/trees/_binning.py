@@ -128,6 +128,8 @@ class TableSource(ArraySource):
         """All of ``examples``, in order: bins stay bytes."""
         inputs, targets = jax.tree.map(jnp.asarray, (examples.inputs, examples.targets))
         rows = jax.tree.leaves(inputs)[0].shape[0]
+        if targets is not None and isinstance(inputs, dict) and "query" in inputs and rows < self.num_examples:
+            raise ConfigError(f"a batch would cut a query: set eval_batch_size={self.num_examples}, all rows.")
         return Batch(inputs, targets, np.ones(rows, np.float32) if mask is None else mask)
 
     def gather(self, examples: Examples, indices: Array, mask: Array | None = None) -> Batch:
@@ -147,8 +149,9 @@ def binned(
 ) -> Splits:
     """Makes a data set of tables ``(inputs [rows, columns], targets [rows])`` as bins, learnt from ``train``.
 
-    Missing values are NaN, categories integers. The bins are ``splits.train.bins``. Raises `DataError` as `learn_bins`
-    and `jaxnn.data.arrays`.
+    Missing values are NaN, categories integers. A third array, ``queries [rows]``, names the query of each row for an
+    objective such as `lambda_rank`; the rows of a query are side by side. The bins are ``splits.train.bins``. Raises
+    `DataError` as `learn_bins` and `jaxnn.data.arrays`.
 
     >>> splits = jn.trees.binned((np.array([[0.5, 1], [np.nan, 3]]), [0, 1]), categorical=[1])
     >>> splits.train.examples.inputs.tolist(), splits.train.bins.categorical
@@ -156,8 +159,21 @@ def binned(
     """
     bins = learn_bins(train[0], max_bins=max_bins, categorical=categorical)
     given = {"train": train, "test": test, "validation": validation}
-    parts: Any = {name: (bins.apply(part[0]), *part[1:]) for name, part in given.items() if part is not None}
+    parts: Any = {name: _binned_split(name, bins, *part) for name, part in given.items() if part is not None}
     splits = arrays(**parts, name=name)
     named: Any = splits.named()
     tables: Any = {part: TableSource(source.examples, bins=bins) for part, source in named.items()}
     return splits._replace(**tables)
+
+
+def _binned_split(split: str, bins: Bins, inputs: Array, targets: Any, queries: Any = None) -> tuple[Any, Any]:
+    if queries is None:
+        return bins.apply(inputs), targets
+    queries = np.asarray(queries)
+    if queries.shape != (len(inputs),):
+        raise DataError(f"{split}: queries must be a number or text for each row, not {list(queries.shape)}.")
+    starts = np.append(True, queries[1:] != queries[:-1])
+    names, counts = np.unique(queries[starts], return_counts=True)
+    if counts.max() > 1:
+        raise DataError(f"{split}: the rows of query {names[counts.argmax()]} are not side by side: sort by query.")
+    return {"bins": bins.apply(inputs), "query": np.cumsum(starts, dtype=np.int32) - 1}, targets

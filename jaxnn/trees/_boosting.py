@@ -58,8 +58,8 @@ def boosting(
 ) -> Boosting:
     """Returns a gradient boosting of decision trees (Friedman 2001; Chen & Guestrin 2016, arXiv:1603.02754).
 
-    The inputs are bins of `binned`, or a dict of ``bins`` and the examples' ``weight [rows]``. Numbers may be tracers,
-    and differ from member to member of a sweep.
+    The inputs are bins of `binned`, or a dict of ``bins`` and the rows' ``weight`` or ``query``, ``[rows]``. Numbers
+    may be tracers, and differ from member to member of a sweep.
 
     Args:
         objective: what is trained for.
@@ -121,6 +121,8 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
         bins = _bins(batch.inputs)
         if bins.dtype != jnp.uint8 or jnp.ndim(batch.targets) != 1:
             raise DataError("boosted trees need bins and one target a row: make the data by jn.trees.binned.")
+        if objective.derivatives is not None and _rows(batch)[1] is None:
+            raise DataError("the objective needs the query of each row: jn.trees.binned((inputs, targets, queries)).")
         if growth.monotone and len(growth.monotone) != bins.shape[1]:
             raise ConfigError(f"monotone has {len(growth.monotone)} values, and the table {bins.shape[1]} columns.")
         start = jnp.zeros(outputs)
@@ -142,15 +144,19 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
             raise ConfigError(
                 "boosted trees keep a score for each row of a batch: use strategy='data' on several devices."
             )
-        losses, *_ = derivatives(objective, model_state["scores"], batch.targets)
-        return weighted_mean(losses, _weights(batch)), (model_state, {})
+        losses, *_ = derivatives(objective, model_state["scores"], *_rows(batch))
+        return weighted_mean(losses, _counts(objective, batch)), (model_state, {})
 
     def evaluate(params: Params, model_state: Any, batch: Batch, key: jax.Array) -> Metrics:
         scores = predict(params, model_state, batch.inputs)
+        counts = _counts(objective, batch)
+
+        def total(of: Callable[..., Any]) -> jax.Array:
+            by_row = jax.vmap(of)(scores, batch.targets) if objective.derivatives is None else of(scores, *_rows(batch))
+            return jnp.sum(by_row * counts)
+
         values = {"loss": objective.loss, **objective.metrics}
-        weights = _weights(batch)
-        sums = {name: (jax.vmap(of)(scores, batch.targets) * weights).sum() for name, of in values.items()}
-        return sums | {"count": weights.sum()}
+        return {name: total(of) for name, of in values.items()} | {"count": counts.sum()}
 
     def check(params: Params, model_state: Any, batch: Batch, splits: Splits) -> None:
         for split, source in splits.named().items():
@@ -167,7 +173,7 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         row_key, column_key = jax.random.split(jax.random.fold_in(state.key, state.step))
         scores, bins, weights = state.model_state["scores"], _bins(batch.inputs).T, _weights(batch)
-        losses, gradients, hessians = derivatives(objective, scores, batch.targets)
+        losses, gradients, hessians = derivatives(objective, scores, *_rows(batch))
         chosen = weights * (jax.random.uniform(row_key, losses.shape) < row_fraction)
         number = jnp.maximum(jnp.round(column_fraction * bins.shape[0]), 1)
         columns = jax.random.permutation(column_key, bins.shape[0]) < number
@@ -188,7 +194,7 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
         known = state.model_state["trees"]
         known = {name: known[name].at[state.step].set(new) for name, new in trees._asdict().items()}
         metrics = {
-            "loss": weighted_mean(losses, weights),
+            "loss": weighted_mean(losses, _counts(objective, batch)),
             "splits": (trees.column >= 0).sum(axis=1).astype(jnp.float32).mean(),
         }
         return state._replace(model_state={"trees": known, "num_trees": state.step + 1, "scores": scores}), metrics
@@ -201,7 +207,19 @@ def _bins(inputs: Any) -> Any:
 
 
 def _weights(batch: Batch) -> Any:
-    return batch.mask * batch.inputs["weight"] if isinstance(batch.inputs, dict) else batch.mask
+    weights = batch.inputs.get("weight", 1.0) if isinstance(batch.inputs, dict) else 1.0
+    return jnp.asarray(batch.mask) * weights
+
+
+def _rows(batch: Batch) -> tuple[Any, Any, Any]:
+    """Targets, queries or None, and weights: ``[rows]`` each."""
+    return batch.targets, batch.inputs.get("query") if isinstance(batch.inputs, dict) else None, _weights(batch)
+
+
+def _counts(objective: Objective, batch: Batch) -> Any:
+    """How much each row counts in means ``[rows]``: of an objective of queries, the first row of each."""
+    _, queries, weights = _rows(batch)
+    return weights if objective.derivatives is None else weights * (jnp.diff(queries, prepend=-1) != 0)
 
 
 def predict_scores(model: Mapping[str, Any], inputs: Any, max_depth: int) -> jax.Array:

@@ -29,19 +29,23 @@ class Objective(NamedTuple):
         metrics: further ``(score, target) -> []`` by name, averaged in evaluations.
         num_classes: of targets that are labels; None: targets are numbers.
         least_target: of the targets, which must not be below it.
+        derivatives: ``(scores, targets, queries, weights) -> (gradients, Hessians)``, ``[rows]`` each, of an objective
+            that compares the rows of a query, such as `lambda_rank`. ``loss`` and ``metrics`` then take the same, and
+            return for each row the value of its query. A row of weight 0 does not count. None: those of the loss.
 
     >>> cubic = jn.trees.Objective(lambda score, target: jnp.abs(score - target) ** 3)
     """
 
-    loss: Callable[[Array, Any], Array]
+    loss: Callable[..., Array]
     num_outputs: int = 1
     start: Callable[[Any, Array], Array] | None = None
     hessian: Callable[[Array, Any], Array] | None = None
     leaf_quantile: float | None = None
     outputs: Callable[[Array], Array] = lambda scores: scores
-    metrics: Mapping[str, Callable[[Array, Any], Array]] = {}
+    metrics: Mapping[str, Callable[..., Array]] = {}
     num_classes: int | None = None
     least_target: float = -math.inf
+    derivatives: Callable[[Array, Any, Array, Array], tuple[Array, Array]] | None = None
 
 
 def check_targets(objective: Objective, split: str, targets: Any) -> None:
@@ -54,9 +58,12 @@ def check_targets(objective: Objective, split: str, targets: Any) -> None:
         raise DataError(f"{split}: the targets must be labels 0 … {objective.num_classes - 1}, integers [rows].")
 
 
-def derivatives(objective: Objective, scores: Any, targets: Any) -> Any:
+def derivatives(objective: Objective, scores: Any, targets: Any, queries: Any, weights: Any) -> Any:
     """Losses ``[rows]``, gradients and Hessians ``[rows, outputs]`` at ``scores [rows, outputs]``."""
     one_output = objective.num_outputs == 1
+    if objective.derivatives is not None:
+        rows = scores[:, 0] if one_output else scores, targets, queries, weights
+        return objective.loss(*rows), *(jnp.reshape(each, scores.shape) for each in objective.derivatives(*rows))
 
     def of_row(score: jax.Array, target: Any) -> Any:
         def loss(score: Array) -> Array:
