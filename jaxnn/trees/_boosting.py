@@ -27,6 +27,8 @@ from jaxnn.types import (
     check_int,
 )
 
+MAX_DEPTH = 10
+
 
 class Boosting(NamedTuple):
     """A task, and the training step that grows its trees: what `boosting` returns.
@@ -94,9 +96,9 @@ def boosting(
 
 def _check_settings(objective: Objective, growth: Growth, fractions: Mapping[str, Any]) -> None:
     """Raises ConfigError for settings that cannot be used."""
-    if check_int("boosting: max_depth", growth.max_depth) > 10:
+    if check_int("boosting: max_depth", growth.max_depth) > MAX_DEPTH:
         deep = f"not {growth.max_depth}: nodes double with each level"
-        raise ConfigError(f"boosting: max_depth must be at most 10, {deep}.")
+        raise ConfigError(f"boosting: max_depth must be at most {MAX_DEPTH}, {deep}.")
     if growth.num_leaves is not None:
         check_int("boosting: num_leaves", growth.num_leaves, least=2)
     # Tracers have their values when the program runs.

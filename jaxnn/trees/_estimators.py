@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import io
 import json
 from pathlib import Path
@@ -18,62 +19,37 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 from jaxnn.record import jsonable, write_bytes
 from jaxnn.run import fit
 from jaxnn.trees._binning import Bins, TableSource, learn_bins
-from jaxnn.trees._boosting import Boosting, boosting, experiment, predict_scores
+from jaxnn.trees._boosting import boosting, experiment, predict_scores
 from jaxnn.trees._objectives import Objective, cross_entropy, squared_error
 from jaxnn.types import ConfigError, DataError, Examples, RecordError, Splits, check_int
 
 
 @dataclasses.dataclass(frozen=True)
 class _Config:
-    learning_rate: float
-    l1: float
-    l2: float
-    min_child_weight: float
-    min_gain: float
-    row_fraction: float
-    column_fraction: float
     batch_size: int
     num_steps: int
     seed: int
 
 
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class _GradientBoosting(BaseEstimator):
     """What classifier and regressor share: parameters, training and scores."""
 
-    def __init__(
-        self,
-        *,
-        objective: Objective | None = None,
-        num_trees: int = 100,
-        learning_rate: float = 0.1,
-        max_depth: int = 6,
-        num_leaves: int | None = None,
-        l1: float = 0.0,
-        l2: float = 1.0,
-        min_child_weight: float = 1e-3,
-        min_gain: float = 0.0,
-        row_fraction: float = 1.0,
-        column_fraction: float = 1.0,
-        max_bins: int = 255,
-        categorical: tuple[int, ...] = (),
-        monotone: tuple[int, ...] = (),
-        random_state: int | None = 0,
-    ) -> None:
-        self.objective = objective
-        self.num_trees = num_trees
-        self.learning_rate = learning_rate
-        self.max_depth = max_depth
-        self.num_leaves = num_leaves
-        self.l1 = l1
-        self.l2 = l2
-        self.min_child_weight = min_child_weight
-        self.min_gain = min_gain
-        self.row_fraction = row_fraction
-        self.column_fraction = column_fraction
-        self.max_bins = max_bins
-        self.categorical = categorical
-        self.monotone = monotone
-        self.random_state = random_state
+    objective: Objective | None = None
+    num_trees: int = 100
+    learning_rate: float = 0.1
+    max_depth: int = 6
+    num_leaves: int | None = None
+    l1: float = 0.0
+    l2: float = 1.0
+    min_child_weight: float = 1e-3
+    min_gain: float = 0.0
+    row_fraction: float = 1.0
+    column_fraction: float = 1.0
+    max_bins: int = 255
+    categorical: tuple[int, ...] = ()
+    monotone: tuple[int, ...] = ()
+    random_state: int | None = 0
 
     def _default_objective(self) -> Objective:
         raise NotImplementedError
@@ -99,20 +75,12 @@ class _GradientBoosting(BaseEstimator):
         inputs, targets, weights = (each[weights > 0] for each in (inputs, targets, weights))
         self.bins_ = learn_bins(inputs, max_bins=self.max_bins, categorical=self.categorical)
         examples = Examples({"bins": self.bins_.apply(inputs), "weight": weights}, targets)
-        fields = {field.name for field in dataclasses.fields(_Config)}
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        given = {name: value for name, value in self.get_params().items() if name in fields}
-        config = _Config(**given, batch_size=len(inputs), num_steps=self.num_trees, seed=seed)
-        static = {name: getattr(self, name) for name in ("max_depth", "num_leaves", "categorical", "monotone")}
-
-        def booster(config: _Config) -> Boosting:
-            return boosting(
-                objective, num_trees=config.num_steps, **{name: getattr(config, name) for name in given}, **static
-            )
-
-        data = Splits(TableSource(examples))
+        config, data = _Config(len(inputs), self.num_trees, seed), Splits(TableSource(examples))
+        known = inspect.signature(boosting).parameters.keys() - {"objective"}
+        settings = {name: value for name, value in self.get_params().items() if name in known}
         how: dict[str, Any] = {"record": False, "progress": "none", "steps_per_call": self.num_trees}
-        run = fit(experiment(config, lambda _: data, booster), **how)
+        run = fit(experiment(config, lambda _: data, lambda _: boosting(objective, **settings)), **how)
         self.own_objective_ = self.objective is not None
         self.state_ = jax.device_get({**run.state.params, **run.state.model_state})
         self.state_.pop("scores")  # of the training rows
