@@ -14,6 +14,7 @@ from jaxnn.trees._objectives import (
     quantile_error,
     squared_error,
 )
+from jaxnn.trees._predictor import predictor
 from jaxnn.trees._ranking import lambda_rank
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "lambda_rank",
     "learn_bins",
     "poisson",
+    "predictor",
     "quantile_error",
     "squared_error",
 ]

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,10 +18,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
 from jaxnn.record import jsonable, write_bytes
-from jaxnn.run import fit
+from jaxnn.run import export_function, fit
 from jaxnn.trees._binning import Bins, TableSource, learn_bins
 from jaxnn.trees._boosting import boosting, experiment, predict_scores
 from jaxnn.trees._objectives import Objective, cross_entropy, squared_error
+from jaxnn.trees._predictor import predictor
 from jaxnn.types import ConfigError, DataError, Examples, RecordError, Splits, check_int
 
 
@@ -130,13 +132,25 @@ class _GradientBoosting(BaseEstimator):
         model.own_objective_ = facts["own_objective"]
         return model
 
+    def export(self, path: str | Path, *, platforms: Sequence[str] | None = None) -> Path:
+        """Writes predictions of numbers ``[rows, columns]`` float32 as a program that needs JAX alone.
+
+        A classifier's are probabilities. Path, platforms and errors are as of `Run.export`.
+        """
+        check_is_fitted(self)
+        objective = self.objective or self._default_objective()
+        predict = predictor(self.bins_, self.state_, objective, max_depth=self.fitted_["max_depth"])
+        like = jax.ShapeDtypeStruct((1, self.n_features_in_), np.float32)
+        return export_function(Path(path), predict, like, "symbolic", platforms)
+
     def _scores(self, inputs: Any) -> np.ndarray:
         check_is_fitted(self)
         values = validate_data(self, inputs, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
-        start = self.state_["start"]
-        trees = {**self.state_, "start": np.zeros_like(start, np.float32)}
-        added: np.ndarray = start + np.asarray(_predict(trees, self.bins_.apply(values), self.fitted_["max_depth"]))
-        return added
+        far = self.state_["start"].astype(np.float32)  # as in `predictor`
+        trees = {**self.state_, "start": (self.state_["start"] - far).astype(np.float32)}
+        near = np.asarray(_predict(trees, self.bins_.apply(values), self.fitted_["max_depth"]))
+        scores: np.ndarray = near.astype(np.float64) + far
+        return scores
 
 
 _predict = jax.jit(predict_scores, static_argnums=2)

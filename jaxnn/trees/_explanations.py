@@ -66,7 +66,8 @@ def contributions(model: Mapping[str, Any], bins: Array) -> np.ndarray:
         found = [_paths({name: value[index, output] for name, value in trees.items()}) for index in range(number)]
         paths = jax.tree.map(lambda *leaves: np.concatenate(leaves), *found)
         depth = max(1, (paths.column >= 0).any(axis=0).sum())
-        paths = jax.tree.map(lambda each: each if each.ndim == 1 else each[:, :depth], paths)
+        column, words, share = (each[:, :depth] for each in paths[:3])
+        paths = Paths(column, words, share, paths.value)
         parts[:, output, :-1] += np.asarray(_shapley(paths, jnp.asarray(bins)))
         parts[:, output, -1] += (paths.share.prod(axis=1) * paths.value).sum()
     return parts

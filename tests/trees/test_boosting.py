@@ -243,6 +243,28 @@ def test_objectives_lower_their_loss(objective: trees.Objective) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [trees.GradientBoostingRegressor, trees.GradientBoostingClassifier])
+def test_exported_predictions_of_numbers_are_those_of_the_model(kind: Any, trained: jn.Run, tmp_path: Path) -> None:
+    inputs, targets = table()
+    is_regressor = kind is trees.GradientBoostingRegressor
+    model = kind(num_trees=4, max_depth=3, categorical=(3,)).fit(
+        inputs, targets + 1000.3 if is_regressor else targets > 0
+    )
+    rows = np.float32(table(200, 1)[0])
+    rows[:, 3] = np.arange(200) % 11 - 2  # categories that were not seen among them
+    for column, edges in enumerate(model.bins_.edges[:3]):
+        near = edges.astype(np.float32)[:60]
+        for start, direction in zip((0, 60, 120), (-np.inf, 0, np.inf), strict=True):
+            rows[start : start + len(near), column] = np.nextafter(near, np.float32(direction)) if direction else near
+    content = model.export(tmp_path / "model.stablehlo").read_bytes()
+    expected = (model.predict if is_regressor else model.predict_proba)(rows).astype(np.float32)
+    np.testing.assert_array_equal(jax.export.deserialize(bytearray(content)).call(rows), expected)
+    splits, state = trained.experiment.data(trained.config), trained.state
+    predict = trees.predictor(splits.train.bins, {**state.params, **state.model_state})
+    np.testing.assert_array_equal(jax.jit(predict)(rows), trained.predict(splits.train.bins.apply(rows)))
+
+
+@pytest.mark.slow
 def test_contributions_are_shapley_values() -> None:
     inputs, targets = table(80)
     model = trees.GradientBoostingRegressor(num_trees=2, max_depth=3, categorical=(3,)).fit(inputs, targets)

@@ -14,9 +14,8 @@ from jaxnn import trees
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
-SIZES = [5, 1, 7, 11]
-ROWS = sum(SIZES)
-QUERIES = np.repeat(np.arange(4), SIZES)
+QUERIES = np.repeat(np.arange(4), [5, 1, 7, 11])
+ROWS = len(QUERIES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,13 +30,11 @@ def table(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return inputs, np.digitize(inputs[:, 0], [-0.5, 0.5, 1.5]), QUERIES
 
 
-def experiment(objective: trees.Objective, **splits: Any) -> jn.Experiment[Config]:
+def trained(options: Any, **splits: Any) -> jn.Run:
     data = trees.binned(**({"train": table(), "test": table(1)} | splits))
-
-    def booster(config: Config) -> trees.Boosting:
-        return trees.boosting(objective, num_trees=config.num_steps, max_depth=2, min_child_weight=1e-6)
-
-    return trees.experiment(Config(), lambda _: data, booster)
+    booster = trees.boosting(trees.lambda_rank(), num_trees=4, max_depth=2, min_child_weight=1e-6)
+    experiment = trees.experiment(Config(), lambda _: data, lambda _: booster)
+    return tiny.fit(experiment, **({"steps_per_call": 2, "report_every": 2} | options))
 
 
 def test_gradients_are_sums_over_pairs_and_the_metric_is_the_ndcg() -> None:
@@ -64,24 +61,19 @@ def test_gradients_are_sums_over_pairs_and_the_metric_is_the_ndcg() -> None:
     np.testing.assert_allclose(found, [gradients, hessians], atol=1e-6)
 
 
-def trained(**options: Any) -> jn.Run:
-    return tiny.fit(experiment(trees.lambda_rank()), steps_per_call=2, report_every=2, **options)
-
-
 def test_training_lowers_the_loss_which_is_averaged_over_queries() -> None:
-    run = trained()
+    run = trained({})
     first, last = run.metrics["train_loss"]
     assert last < first < 0.3
     bins = run.experiment.data(Config()).test.examples.inputs["bins"]
     scores = run.predict({"bins": bins, "query": QUERIES})
     ndcg = trees.lambda_rank().metrics["ndcg"](scores, table(1)[1], QUERIES, np.ones(ROWS))
-    firsts = np.cumsum([0, *SIZES[:-1]])
-    np.testing.assert_allclose(run.final["test_ndcg"], np.asarray(ndcg)[firsts].mean(), rtol=1e-5)
+    np.testing.assert_allclose(run.final["test_ndcg"], np.asarray(ndcg)[[0, 5, 6, 13]].mean(), rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_devices_grow_the_same_trees() -> None:
-    one, four = (run.state.model_state["trees"] for run in (trained(), trained(devices=4, strategy="data")))
+    one, four = (trained(how).state.model_state["trees"] for how in ({}, {"devices": 4, "strategy": "data"}))
     assert jax.tree.all(jax.tree.map(np.array_equal, one, four))
 
 
@@ -90,11 +82,11 @@ def test_devices_grow_the_same_trees() -> None:
     [
         ({"train": table()[:2], "test": table()[:2]}, {}, "needs the query of each row"),
         ({"test": (*table()[:2], QUERIES % 2)}, {}, "test: the rows of query 0 are not side by side"),
-        ({"test": (*table()[:2], QUERIES[:3])}, {}, r"a number or text for each row, not \[3\]"),
+        ({"test": (*table()[:2], QUERIES[:3])}, {}, "a number or text for each row"),
         ({"train": (table()[0], table()[1] - 1, QUERIES)}, {}, "train: a target is -1, below 0"),
         ({}, {"eval_batch_size": 20}, f"set eval_batch_size={ROWS}"),
     ],
 )
 def test_rows_without_whole_queries_are_refused(splits: Any, options: Any, message: str) -> None:
     with pytest.raises(jn.JaxnnError, match=message):
-        tiny.fit(experiment(trees.lambda_rank(), **splits), **options)
+        trained(options, **splits)
