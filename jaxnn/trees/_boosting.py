@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxnn.trees._binning import MISSING
-from jaxnn.trees._growth import Growth, Tree, empty_tree, find_leaves, fixed_point, grow
+from jaxnn.trees._growth import Growth, Tree, empty_tree, find_leaves, fixed_point, grow, num_nodes
 from jaxnn.trees._objectives import Objective, check_targets, derivatives, weighted_mean
 from jaxnn.types import (
     Array,
@@ -55,7 +55,8 @@ def boosting(
     min_gain: Any = 0.0,
     row_fraction: Any = 1.0,
     column_fraction: Any = 1.0,
-    categorical: Sequence[int] = (),
+    max_bins: int = MISSING,
+    categorical: Sequence[int] | Mapping[int, int] = (),
     monotone: Sequence[int] = (),
 ) -> Boosting:
     """Returns a gradient boosting of decision trees (Friedman 2001; Chen & Guestrin 2016, arXiv:1603.02754).
@@ -76,7 +77,8 @@ def boosting(
         min_gain: the least decrease of the loss by a split.
         row_fraction: rows that a tree is grown on, 0…1, drawn for each tree.
         column_fraction: columns that a tree may use, 0…1, at least one.
-        categorical: columns whose bins are categories.
+        max_bins: that of `binned`; trees grow faster from fewer bins.
+        categorical: columns whose bins are categories; `Bins.num_categories` has their numbers, which saves time.
         monotone: for each column 1 if predictions must not fall with its value, -1 if they must not rise, else 0.
 
     >>> booster = lambda config: jn.trees.boosting(
@@ -84,9 +86,10 @@ def boosting(
     ... )
     """
     check_int("boosting: num_trees", num_trees)
+    counts = categorical.values() if isinstance(categorical, Mapping) else [max_bins] * len(categorical)
     growth = Growth(
-        max_depth, num_leaves, MISSING + 1, tuple(categorical), tuple(monotone), learning_rate, l1, l2,
-        min_child_weight, min_gain,
+        max_depth, num_leaves, max_bins + 1, tuple(categorical), max([0, *counts]), tuple(monotone),
+        learning_rate, l1, l2, min_child_weight, min_gain,
     )  # fmt: skip
     sampling = {"row_fraction": row_fraction, "column_fraction": column_fraction}
     _check_settings(objective, growth, sampling)
@@ -130,9 +133,8 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
         start = jnp.zeros(outputs)
         if objective.start is not None:
             start = jnp.reshape(objective.start(batch.targets, _weights(batch)), outputs)
-        num_nodes = 2 ** (growth.max_depth + 1) - 1 if growth.num_leaves is None else 2 * growth.num_leaves - 1
         trees = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (num_trees, outputs, *leaf.shape)), empty_tree(num_nodes)
+            lambda leaf: jnp.broadcast_to(leaf, (num_trees, outputs, *leaf.shape)), empty_tree(num_nodes(growth))
         )
         scores = jnp.broadcast_to(start, (len(batch.mask), outputs))
         return {"start": start}, {"trees": trees._asdict(), "num_trees": jnp.int32(0), "scores": scores}
@@ -176,9 +178,12 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
         row_key, column_key = jax.random.split(jax.random.fold_in(state.key, state.step))
         scores, bins, weights = state.model_state["scores"], _bins(batch.inputs).T, _weights(batch)
         losses, gradients, hessians = derivatives(objective, scores, *_rows(batch))
-        chosen = weights * (jax.random.uniform(row_key, losses.shape) < row_fraction)
-        number = jnp.maximum(jnp.round(column_fraction * bins.shape[0]), 1)
-        columns = jax.random.permutation(column_key, bins.shape[0]) < number
+        chosen, columns = weights, jnp.ones(bins.shape[0], bool)
+        if _samples(row_fraction):
+            chosen = weights * (jax.random.uniform(row_key, losses.shape) < row_fraction)
+        if _samples(column_fraction):
+            number = jnp.maximum(jnp.round(column_fraction * bins.shape[0]), 1)
+            columns = jax.random.permutation(column_key, bins.shape[0]) < number
 
         def tree_of(gradient: jax.Array, hessian: jax.Array, scores: jax.Array) -> tuple[Tree, jax.Array]:
             pairs, unit = fixed_point(gradient * chosen, hessian * chosen)
@@ -202,6 +207,10 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
         return state._replace(model_state={"trees": known, "num_trees": state.step + 1, "scores": scores}), metrics
 
     return step
+
+
+def _samples(fraction: Any) -> bool:
+    return not (isinstance(fraction, int | float) and fraction == 1)  # a tracer may be any number
 
 
 def _bins(inputs: Any) -> Any:

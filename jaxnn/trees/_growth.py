@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+
+from jaxnn.nn import batch_sharding, choose
 
 _WORDS = 8  # of 32 bits: one bit for each of 256 bins
 _BITS = 29  # of the sum of all gradients: an int32 holds four times as much, of which rounding may take a part
@@ -31,6 +34,7 @@ class Growth(NamedTuple):
     num_leaves: int | None  # None: depth by depth
     num_bins: int  # with that of missing values, the last
     categorical: tuple[int, ...]  # columns
+    num_categories: int  # the most of a column
     monotone: tuple[int, ...]  # -1, 0 or 1 for each column; empty: no constraints
     learning_rate: Any
     l1: Any
@@ -67,35 +71,64 @@ def _real(sums: Array, unit: Array) -> Array:
 
 
 def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins: int) -> Array:
-    """Sums ``pairs [rows, 2]`` of each slot and bin: ``[slots, columns, bins, 2]`` int32.
+    """Sums ``pairs [rows, 2]`` of each bin and slot: ``[columns, slots, bins, 2]`` int32.
 
-    ``bins [columns, rows]`` uint8; ``slot [rows]``, of which ``num_slots`` is none. Under `jax.vmap` one tree follows
-    another: on a CPU XLA's scatter of one column at a time is several times as fast as that of a batch.
+    ``bins [columns, rows]`` uint8, where the last stands for those that are higher; ``slot [rows]``, of which
+    ``num_slots`` is none. On a CPU columns follow one another, and so do the trees of a `jax.vmap`: XLA's scatter of
+    one column is several times as fast as that of a batch.
     """
 
-    def sums(bins: Array, slot: Array, pairs: Array) -> Array:
-        def of_column(column: Array) -> Array:
-            zeros = jnp.zeros((num_slots * num_bins, 2), jnp.int32)
-            return zeros.at[slot * num_bins + column.astype(jnp.int32)].add(pairs)
+    def of_column(slot: Array, pairs: Array, column: Array) -> Array:
+        index = slot * num_bins + jnp.minimum(column.astype(jnp.int32), num_bins - 1)
+        # Rows of no slot are summed too, since a branch that is often mispredicted takes longer.
+        zeros = jnp.zeros(((num_slots + 1) * num_bins, *pairs.shape[1:]), pairs.dtype)
+        return zeros.at[index].add(pairs, mode="promise_in_bounds")[:-num_bins]
 
-        summed: Array = jax.lax.map(of_column, bins)
-        return summed
+    def one_by_one(bins: Array, slot: Array, pairs: Array) -> Array:
+        with jax.enable_x64(True):  # one addition of 64 bits is faster than two of 32
+            both = (pairs[:, 0].astype(jnp.int64) << 32) + pairs[:, 1].astype(jnp.int64)
 
-    found: Array = jax.custom_batching.sequential_vmap(sums)(bins, slot, pairs)
-    return found.reshape(bins.shape[0], num_slots, num_bins, 2).swapaxes(0, 1)
+            def next_column(_: None, column: Array) -> Any:
+                return None, of_column(slot, both, column)
+
+            # XLA runs the columns of one step in parallel.
+            summed = jax.lax.scan(next_column, None, bins, unroll=min(8, os.cpu_count() or 1))[1]
+            hessian = summed.astype(jnp.int32)
+            return jnp.stack([((summed - hessian.astype(jnp.int64)) >> 32).astype(jnp.int32), hessian], axis=-1)
+
+    def all_columns(bins: Array, slot: Array, pairs: Array) -> tuple[Array]:
+        if _is_sequential():
+            found = jax.custom_batching.sequential_vmap(one_by_one)(bins, slot, pairs)
+        else:
+            found = jax.vmap(of_column, in_axes=(None, None, 0))(slot, pairs, bins)
+        return (found if sharding is None else jax.lax.psum(found, jax.sharding.get_abstract_mesh().manual_axes),)
+
+    sharding = batch_sharding(len(slot))
+    on_each = all_columns if sharding is None else sharding.map_rows(all_columns, (1, 0, 0), (None,))
+    (found,) = on_each(bins, slot, pairs)
+    return found.reshape(bins.shape[0], num_slots, num_bins, 2)
+
+
+def _is_sequential() -> bool:
+    return choose("histogram", None, {}) == "by_column"
 
 
 def leaf_value(sums: Array, bounds: Array, growth: Growth) -> Array:
     """The value ``[...]`` that lowers the loss most, from sums ``[..., 2]``, within ``bounds [..., 2]``."""
     gradient, hessian = sums[..., 0], sums[..., 1]
-    shrunk = jnp.sign(gradient) * jnp.maximum(jnp.abs(gradient) - growth.l1, 0.0)
-    value = -shrunk / jnp.maximum(hessian + growth.l2, 1e-30)
+    value = -_shrunk(gradient, growth) / jnp.maximum(hessian + growth.l2, 1e-30)
     return jnp.clip(value, bounds[..., 0], bounds[..., 1]) if growth.monotone else value
+
+
+def _shrunk(gradient: Array, growth: Growth) -> Array:
+    return gradient - jnp.clip(gradient, -growth.l1, growth.l1)
 
 
 def _score(sums: Array, value: Array, growth: Growth) -> Array:
     """By how much a leaf of this value lowers the loss, to second order."""
     gradient, hessian = sums[..., 0], sums[..., 1]
+    if not growth.monotone:  # the best value
+        return -_shrunk(gradient, growth) * value / 2
     raised: Array = gradient * value + (hessian + growth.l2) * value**2 / 2 + growth.l1 * jnp.abs(value)
     return -raised
 
@@ -111,64 +144,66 @@ def best_splits(histogram: Array, total: Array, unit: Array, bounds: Array, colu
     values, missing = histogram[:, :, :-1], histogram[:, :, -1]
     rank = jnp.broadcast_to(jnp.arange(num_values), (num_nodes, num_columns, num_values))
     if growth.categorical:
-        which = np.array(growth.categorical)
-        part = values[:, which]
+        which, most = np.array(growth.categorical), min(growth.num_categories, num_values)
+        part = values[:, which, :most]
         mean = part[..., 0] * unit[0] / (part[..., 1] * unit[1] + 10.0)  # smoothed by ten rows, as LightGBM does
         order = jnp.argsort(jnp.where(part[..., 1] > 0, mean, jnp.inf), axis=-1)  # those without rows last
-        values = values.at[:, which].set(jnp.take_along_axis(part, order[..., None], axis=2))
-        rank = rank.at[:, which].set(jnp.argsort(order, axis=-1))
-    sums = jnp.cumsum(values, axis=2)
-    left = jnp.stack([sums, sums + missing[:, :, None]], axis=1)  # [nodes, 2, columns, values, 2]
-    right = total[:, None, None, None] - left
-    limits = bounds[:, None, None, None]
-    (left_value, left_score), (right_value, right_score) = (
-        (value := leaf_value(_real(side, unit), limits, growth), _score(_real(side, unit), value, growth))
-        for side in (left, right)
-    )
-    whole = _real(total, unit)
-    before = _score(whole, leaf_value(whole, bounds, growth), growth)
-    gain = left_score + right_score - before[:, None, None, None]
-    least = jnp.minimum(left[..., 1], right[..., 1])
-    allowed = (least > 0) & (least * unit[1] >= growth.min_child_weight) & columns[None, None, :, None]
-    if growth.monotone:
-        allowed &= jnp.array(growth.monotone)[None, None, :, None] * (right_value - left_value) >= 0
-    flat = jnp.where(allowed, gain, -jnp.inf).reshape(num_nodes, -1)
-    best = jnp.argmax(flat, axis=1)
-    side, column, value = jnp.unravel_index(best, (2, num_columns, num_values))
-    node = jnp.arange(num_nodes)
-    left_sums = left[node, side, column, value]
+        values = values.at[:, which, :most].set(jnp.take_along_axis(part, order[..., None], axis=2))
+        rank = rank.at[:, which, :most].set(jnp.argsort(order, axis=-1))
+
+    def sides(left: Array, total: Array, bounds: Array) -> Any:
+        """Values and scores of both children."""
+        both = (_real(left, unit), _real(total - left, unit))
+        made = [leaf_value(each, bounds, growth) for each in both]
+        return made, [_score(each, value, growth) for each, value in zip(both, made, strict=True)]
+
+    def gain_of(left: Array) -> Array:
+        """Of ``left [nodes, columns, 2]``, without what the node had before: ``[nodes, columns]``."""
+        (left_value, right_value), scores = sides(left, total[:, None], bounds[:, None])
+        least = jnp.minimum(left[..., 1], total[:, None, 1] - left[..., 1])
+        allowed = (least > 0) & (least * unit[1] >= growth.min_child_weight) & columns[None]
+        if growth.monotone:
+            allowed &= jnp.array(growth.monotone)[None] * (right_value - left_value) >= 0
+        return jnp.where(allowed, scores[0] + scores[1], -jnp.inf)
+
+    def next_bin(carry: Any, bin_: Array) -> Any:
+        left, best, at, index = carry
+        left = left + bin_
+        gains = jnp.stack([gain_of(left), gain_of(left + missing)])
+        here = gains.max(axis=0)
+        at = jnp.where(here > best, index + gains.argmax(axis=0), at)
+        return (left, jnp.maximum(best, here), at, index + 2), None
+
+    # ``at`` is twice the last value on the left, and one more if missing values go left.
+    by_value = jnp.moveaxis(values, 2, 0)
+    if _is_sequential():  # nothing of the size of the histogram is stored
+        zeros = jnp.zeros((num_nodes, num_columns), jnp.int32)
+        first = jnp.zeros_like(missing), jnp.full(zeros.shape, -jnp.inf), zeros, jnp.int32(0)
+        (_, best, at, _), _ = jax.lax.scan(next_bin, first, by_value)
+    else:
+        left = jnp.cumsum(by_value, axis=0)
+        gains = jax.vmap(gain_of)(jnp.stack([left, left + missing[None]], axis=1).reshape(-1, *missing.shape))
+        best, at = gains.max(axis=0), gains.argmax(axis=0)
+    node, column = jnp.arange(num_nodes), best.argmax(axis=1)
+    last, with_missing = at[node, column] // 2, at[node, column] % 2 == 1
+    is_left = jnp.arange(num_values)[None] <= last[:, None]
+    left = jnp.where(is_left[..., None], values[node, column], 0).sum(axis=1)
+    absent = missing[node, column]
+    left = left + jnp.where(with_missing[:, None], absent, 0)
+    (left_value, right_value), _ = sides(left, total, bounds)
+    before = _real(total, unit)
+    gain = best[node, column] - _score(before, leaf_value(before, bounds, growth), growth)
     # Without missing values in training, they go with most rows.
-    none_missing = missing[node, column, 1] == 0
-    missing_left = jnp.where(none_missing, 2 * left_sums[:, 1] >= total[:, 1], side == 1)
-    left_side = jnp.concatenate([rank[node, column] <= value[:, None], missing_left[:, None]], axis=1)
-    middle = (left_value + right_value)[node, side, column, value] / 2
-    return Split(flat[node, best], column.astype(jnp.int32), _packed(left_side), left_sums, middle)
+    missing_left = jnp.where(absent[:, 1] == 0, 2 * left[:, 1] >= total[:, 1], with_missing)
+    left_side = jnp.concatenate([rank[node, column] <= last[:, None], missing_left[:, None]], axis=1)
+    left_side = jnp.pad(left_side, ((0, 0), (0, 32 * _WORDS - num_bins)), mode="edge")
+    return Split(gain, column.astype(jnp.int32), _packed(left_side), left, (left_value + right_value) / 2)
 
 
 def _packed(bits: Array) -> Array:
-    """Booleans ``[nodes, bins]`` as ``[nodes, 8]`` uint32."""
-    bits = jnp.pad(bits, ((0, 0), (0, 32 * _WORDS - bits.shape[1])))
+    """Booleans ``[nodes, 256]`` as ``[nodes, 8]`` uint32."""
     words = bits.reshape(-1, _WORDS, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)[None, None]
     return words.sum(axis=2, dtype=jnp.uint32)
-
-
-def goes_left(left_bins: Array, node: Array, bin_: Array) -> Array:
-    """Whether rows ``[rows]`` in ``node``, with ``bin_`` of its column, go to its left child."""
-    word = left_bins[node, (bin_ >> 5).astype(jnp.int32)]
-    return (word >> (bin_ & 31).astype(jnp.uint32)) & 1 == 1
-
-
-def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth) -> tuple[Tree, Array]:
-    """Grows a tree, and returns it with the leaf ``[rows]`` of each row.
-
-    Args:
-        bins: ``[columns, rows]`` uint8.
-        pairs: ``[rows, 2]`` gradients and Hessians of `fixed_point`.
-        unit: ``[2]``, of `fixed_point`.
-        columns: ``[columns]`` bool, those that may split.
-        growth: the settings.
-    """
-    return (_grow_by_depth if growth.num_leaves is None else _grow_by_leaf)(bins, pairs, unit, columns, growth)
 
 
 def empty_tree(num_nodes: int) -> Tree:
@@ -180,9 +215,135 @@ def empty_tree(num_nodes: int) -> Tree:
     )
 
 
-def _pairs(left: Array, right: Array) -> Array:
-    """Children side by side: two of ``[nodes, ...]`` become ``[2 * nodes, ...]``."""
-    return jnp.stack([left, right], axis=1).reshape(-1, *left.shape[1:])
+def num_nodes(growth: Growth) -> int:
+    """How many nodes a tree has room for."""
+    return 2 ** (growth.max_depth + 1) - 1 if growth.num_leaves is None else 2 * growth.num_leaves - 1
+
+
+class _Nodes(NamedTuple):
+    """What is known of nodes while a tree grows, ``[nodes, ...]`` each, and where the rows are."""
+
+    sums: Array  # ``[nodes, 2]`` int32
+    bounds: Array  # ``[nodes, 2]`` float32, of the values below
+    depth: Array
+    slot: Array  # where the histogram is
+    split: Split  # the best; its gain is -inf if there is none
+    left: Array  # the left child, or the node itself
+    histogram: Array  # ``[slots, columns, bins, 2]`` int32
+    children: Array  # ``[parents]``: left children made in the last round; the number of nodes is none
+    row: Array  # ``[rows]``: the node of each row
+
+
+def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth) -> tuple[Tree, Array]:
+    """Grows a tree, and returns it with the leaf ``[rows]`` of each row.
+
+    In a round all nodes of a level are split, or the one with the largest gain. Only the histogram of the smaller of
+    two children is summed; the other is the rest of their parent's.
+
+    Args:
+        bins: ``[columns, rows]`` uint8.
+        pairs: ``[rows, 2]`` gradients and Hessians of `fixed_point`.
+        unit: ``[2]``, of `fixed_point`.
+        columns: ``[columns]`` bool, those that may split.
+        growth: the settings.
+    """
+    by_level, size = growth.num_leaves is None, num_nodes(growth)
+    rounds, num_parents = growth.max_depth, 2 ** max(growth.max_depth - 2, 0)
+    num_slots = 2 * num_parents
+    if growth.num_leaves is not None:
+        rounds, num_parents, num_slots = growth.num_leaves - 1, 1, growth.num_leaves + 1  # the last is not read
+    ids = jnp.arange(size, dtype=jnp.int32)
+    at_once = 1 if _is_sequential() else num_parents
+
+    def find_splits(nodes: _Nodes, small: Array, small_is_left: Array, first: Array, count: Array) -> _Nodes:
+        """Finds the best splits of the children of the parents from ``first`` on, from ``small`` histograms."""
+        which = first + jnp.arange(at_once)
+        child = nodes.children[which]
+        # A left child takes the place of its parent.
+        slots = [first, first + count]
+        if not by_level:
+            slots = [jnp.where(one < size, nodes.slot[one], num_slots - 1)[0] for one in (child, child + 1)]
+        histogram = nodes.histogram
+        some = jax.lax.dynamic_slice_in_dim(small, first, at_once, axis=1).swapaxes(0, 1)
+        rest = jax.lax.dynamic_slice_in_dim(histogram, slots[0], at_once) - some
+        is_left = small_is_left[which, None, None, None]
+        both = jnp.where(is_left, some, rest), jnp.where(is_left, rest, some)
+        both = jax.lax.optimization_barrier(both)  # otherwise XLA copies all histograms to overwrite one in place
+        for slot, one in zip(slots, both, strict=True):
+            histogram = jax.lax.dynamic_update_slice_in_dim(histogram, one, slot, axis=0)
+        child = jnp.concatenate([child, child + 1])
+        split = best_splits(jnp.concatenate(both), nodes.sums[child], unit, nodes.bounds[child], columns, growth)
+        split = split._replace(gain=jnp.where(nodes.depth[child] < growth.max_depth, split.gain, -jnp.inf))
+        split = jax.tree.map(lambda all_, new: all_.at[child].set(new, mode="drop"), nodes.split, split)
+        return nodes._replace(split=split, histogram=histogram)
+
+    def split_nodes(nodes: _Nodes, index: Array) -> _Nodes:
+        """Splits the nodes of this round, and moves their rows."""
+        split = nodes.split
+        gain = jnp.where(nodes.left == ids, split.gain, -jnp.inf)
+        chosen = gain > growth.min_gain
+        if by_level:
+            left, right_slot, parent = 2 * ids + 1, nodes.slot + (1 << index), nodes.slot
+        else:
+            chosen &= ids == gain.argmax()
+            left, right_slot, parent = 2 * index + 1 + 0 * ids, index + 1 + 0 * ids, 0 * ids
+        child = jnp.where(chosen, left, size)
+
+        def put(all_: Array, of_left: Array, of_right: Array) -> Array:
+            return all_.at[child].set(of_left, mode="drop").at[child + 1].set(of_right, mode="drop")
+
+        left = jnp.where(chosen, left, nodes.left)
+        return nodes._replace(
+            sums=put(nodes.sums, split.left, nodes.sums - split.left),
+            bounds=put(nodes.bounds, *_child_bounds(split, nodes.bounds, growth)),
+            depth=put(nodes.depth, nodes.depth + 1, nodes.depth + 1),
+            slot=put(nodes.slot, nodes.slot, right_slot),
+            left=left,
+            children=jnp.full(num_parents, size).at[jnp.where(chosen, parent, num_parents)].set(child, mode="drop"),
+            row=_down(split.column, split.left_bins, left, bins, nodes.row),
+        )
+
+    def next_round(index: Array, nodes: _Nodes) -> _Nodes:
+        left, right = nodes.sums[nodes.children, 1], nodes.sums[nodes.children + 1, 1]
+        small_is_left = (left <= right) | (right == 0)  # the root is a left child without a right one
+        small_child = nodes.children + 1 - small_is_left
+        parent = jnp.full(size, num_parents).at[small_child].set(jnp.arange(num_parents), mode="drop")
+        small = histograms(bins, parent[nodes.row], pairs, num_parents, growth.num_bins)
+        count = 1 << jnp.maximum(index - 1, 0) if by_level else jnp.int32(1)  # of parents
+
+        def find(turn: Array, nodes: _Nodes) -> _Nodes:
+            return find_splits(nodes, small, small_is_left, turn * at_once, count)
+
+        nodes = jax.lax.fori_loop(0, -(-count // at_once), find, nodes)
+        return split_nodes(nodes, index)
+
+    zeros, infinite = jnp.zeros(size, jnp.int32), jnp.full(size, jnp.inf)
+    words = jnp.zeros((size, _WORDS), jnp.uint32)
+    nodes = _Nodes(
+        sums=jnp.zeros((size, 2), jnp.int32).at[0].set(pairs.sum(axis=0)),
+        bounds=jnp.stack([-infinite, infinite], axis=1),
+        depth=zeros,
+        slot=zeros.at[1].set(1),
+        split=Split(-infinite, zeros, words, jnp.zeros((size, 2), jnp.int32), 0 * zeros.astype(jnp.float32)),
+        left=ids,
+        histogram=jnp.zeros((num_slots, bins.shape[0], growth.num_bins, 2), jnp.int32),
+        children=jnp.full(num_parents, size).at[0].set(0),
+        row=jnp.zeros(bins.shape[1], jnp.int32),
+    )
+    nodes = jax.lax.fori_loop(0, rounds, next_round, nodes)
+    return _finished(nodes, unit, growth), nodes.row
+
+
+def _finished(nodes: _Nodes, unit: Array, growth: Growth) -> Tree:
+    split, is_split, sums = nodes.split, nodes.left != jnp.arange(len(nodes.left)), _real(nodes.sums, unit)
+    return Tree(
+        column=jnp.where(is_split, split.column, -1),
+        left_bins=jnp.where(is_split[:, None], split.left_bins, jnp.uint32(0)),
+        left=nodes.left,
+        value=growth.learning_rate * leaf_value(sums, nodes.bounds, growth),
+        gain=jnp.where(is_split, split.gain, 0.0),
+        weight=sums[:, 1],
+    )
 
 
 def _child_bounds(split: Split, bounds: Array, growth: Growth) -> tuple[Array, Array]:
@@ -197,123 +358,24 @@ def _child_bounds(split: Split, bounds: Array, growth: Growth) -> tuple[Array, A
     return left, right
 
 
-def _grow_by_depth(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth) -> tuple[Tree, Array]:
-    """All nodes of a level at a time; children of node i are 2i + 1 and 2i + 2."""
-    rows = jnp.arange(bins.shape[1])
-    tree = empty_tree(2 ** (growth.max_depth + 1) - 1)
-    node = jnp.zeros(bins.shape[1], jnp.int32)
-    sums, alive = pairs.sum(axis=0)[None], jnp.ones(1, bool)
-    bounds = jnp.array([[-jnp.inf, jnp.inf]])
-    histogram = jnp.zeros(())
-    for depth in range(growth.max_depth + 1):
-        count, first = 2**depth, 2**depth - 1
-        level = slice(first, first + count)
-        value = growth.learning_rate * leaf_value(_real(sums, unit), bounds, growth)
-        tree = tree._replace(
-            value=tree.value.at[level].set(jnp.where(alive, value, 0.0)),
-            weight=tree.weight.at[level].set(jnp.where(alive, sums[:, 1] * unit[1], 0.0)),
-        )
-        if depth == growth.max_depth:
-            return tree, node
-        slot = jnp.where(node >= first, node - first, count)
-        if depth == 0:
-            histogram = histograms(bins, slot, pairs, 1, growth.num_bins)
-        else:
-            # Only the smaller child of two is summed; the other is the rest of its parent.
-            left_is_small = sums[0::2, 1] <= sums[1::2, 1]
-            parent = slot // 2
-            is_small = (slot % 2 == 0) == left_is_small[jnp.minimum(parent, count // 2 - 1)]
-            small = histograms(bins, jnp.where(is_small, parent, count // 2), pairs, count // 2, growth.num_bins)
-            large, is_left = histogram - small, left_is_small[:, None, None, None]
-            histogram = _pairs(jnp.where(is_left, small, large), jnp.where(is_left, large, small))
-        split = best_splits(histogram, sums, unit, bounds, columns, growth)
-        splits = alive & (split.gain > growth.min_gain)
-        tree = tree._replace(
-            column=tree.column.at[level].set(jnp.where(splits, split.column, -1)),
-            left_bins=tree.left_bins.at[level].set(jnp.where(splits[:, None], split.left_bins, jnp.uint32(0))),
-            left=tree.left.at[level].set(jnp.where(splits, 2 * jnp.arange(first, first + count) + 1, tree.left[level])),
-            gain=tree.gain.at[level].set(jnp.where(splits, split.gain, 0.0)),
-        )
-        inside = jnp.minimum(slot, count - 1)
-        is_left = goes_left(split.left_bins, inside, bins[split.column[inside], rows])
-        node = jnp.where((slot < count) & splits[inside], 2 * node + 2 - is_left, node)
-        sums, alive = _pairs(split.left, sums - split.left), jnp.repeat(splits, 2)
-        bounds = _pairs(*_child_bounds(split, bounds, growth))
-    raise AssertionError
+def _down(column: Array, left_bins: Array, left: Array, bins: Array, node: Array) -> Array:
+    """The child of ``node [rows]`` that each row of ``bins [columns, rows]`` goes to; leaves stay."""
 
+    def down(column: Array, left_bins: Array, left: Array, bins: Array, node: Array) -> tuple[Array]:
+        bin_ = bins[jnp.maximum(column, 0)[node], jnp.arange(bins.shape[1])]
+        word = left_bins[node, (bin_ >> 5).astype(jnp.int32)]
+        is_left = (word >> (bin_ & 31).astype(jnp.uint32)) & 1 == 1
+        return (jnp.where(left[node] == node, node, left[node] + 1 - is_left),)
 
-class _Nodes(NamedTuple):
-    """What is known of nodes that may be split: ``[nodes, ...]`` each."""
-
-    histogram: Array
-    sums: Array
-    bounds: Array
-    depth: Array
-    split: Split
-
-
-def _grow_by_leaf(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth) -> tuple[Tree, Array]:
-    """The leaf with the largest gain at a time, up to `Growth.num_leaves`; children are the next two nodes."""
-    assert growth.num_leaves is not None
-    rows, num_nodes = jnp.arange(bins.shape[1]), 2 * growth.num_leaves - 1
-
-    def described(histogram: Array, sums: Array, bounds: Array, depth: Array) -> _Nodes:
-        split = best_splits(histogram, sums, unit, bounds, columns, growth)
-        gain = jnp.where(depth < growth.max_depth, split.gain, -jnp.inf)
-        return _Nodes(histogram, sums, bounds, depth, split._replace(gain=gain))
-
-    def put(tree: Tree, nodes: _Nodes, at: Array, new: _Nodes) -> tuple[Tree, _Nodes]:
-        value = growth.learning_rate * leaf_value(_real(new.sums, unit), new.bounds, growth)
-        weight = tree.weight.at[at].set(new.sums[:, 1] * unit[1])
-        tree = tree._replace(value=tree.value.at[at].set(value), weight=weight)
-        return tree, jax.tree.map(lambda leaf, one: leaf.at[at].set(one), nodes, new)
-
-    def wanted(carry: Any) -> Array:
-        count, _, _, nodes = carry
-        more: Array = (count < num_nodes) & (nodes.split.gain.max() > growth.min_gain)
-        return more
-
-    def split_one(carry: Any) -> Any:
-        count, tree, node, nodes = carry
-        at = jnp.argmax(nodes.split.gain)
-        parent = jax.tree.map(lambda leaf: leaf[at][None], nodes)
-        split = parent.split
-        is_left = goes_left(split.left_bins, jnp.zeros_like(node), bins[split.column[0], rows])
-        node = jnp.where(node == at, count + 1 - is_left, node)
-        sums = jnp.concatenate([split.left, parent.sums - split.left])
-        small = jnp.argmin(sums[:, 1])
-        summed = histograms(bins, jnp.where(node == count + small, 0, 1), pairs, 1, growth.num_bins)
-        both = jnp.concatenate([summed, parent.histogram - summed])
-        both = jnp.where(small == 0, both, both[::-1])
-        bounds = jnp.concatenate(_child_bounds(split, parent.bounds, growth))
-        children = described(both, sums, bounds, jnp.repeat(parent.depth + 1, 2))
-        tree, nodes = put(tree, nodes, count + jnp.arange(2), children)
-        tree = tree._replace(
-            column=tree.column.at[at].set(split.column[0]),
-            left_bins=tree.left_bins.at[at].set(split.left_bins[0]),
-            left=tree.left.at[at].set(count),
-            gain=tree.gain.at[at].set(split.gain[0]),
-        )
-        done = nodes.split._replace(gain=nodes.split.gain.at[at].set(-jnp.inf))
-        return count + 2, tree, node, nodes._replace(split=done)
-
-    node, bounds = jnp.zeros(bins.shape[1], jnp.int32), jnp.array([[-jnp.inf, jnp.inf]])
-    first = histograms(bins, node, pairs, 1, growth.num_bins)
-    root = described(first, pairs.sum(axis=0)[None], bounds, jnp.zeros(1, jnp.int32))
-    # A node that is not there yet has no gain, and is not wanted.
-    empty = jax.tree.map(lambda leaf: jnp.zeros((num_nodes, *leaf.shape[1:]), leaf.dtype), root)
-    tree, nodes = put(empty_tree(num_nodes), empty, jnp.arange(1), root)
-    _, tree, node, _ = jax.lax.while_loop(wanted, split_one, (jnp.int32(1), tree, node, nodes))
-    return tree, node
+    sharding = batch_sharding(node.shape[0])  # symbolic in `jax.export`
+    on_each = down if sharding is None else sharding.map_rows(down, (None, None, None, 1, 0), (0,))
+    return on_each(column, left_bins, left, bins, node)[0]
 
 
 def find_leaves(tree: Tree, bins: Array, max_depth: int) -> Array:
     """The leaf ``[rows]`` of each row of ``bins [columns, rows]``."""
-    rows = jnp.arange(bins.shape[1])
 
     def down(_: Any, node: Array) -> Array:
-        column = tree.column[node]
-        is_left = goes_left(tree.left_bins, node, bins[jnp.maximum(column, 0), rows])
-        return jnp.where(column < 0, node, tree.left[node] + 1 - is_left)
+        return _down(tree.column, tree.left_bins, tree.left, bins, node)
 
     return jax.lax.fori_loop(0, max_depth, down, jnp.zeros(bins.shape[1], jnp.int32))  # type: ignore[no-any-return]
