@@ -11,7 +11,7 @@ import optax
 
 from jaxnn.trees._binning import MISSING
 from jaxnn.trees._growth import Growth, Tree, empty_tree, find_leaves, fixed_point, grow, num_nodes
-from jaxnn.trees._objectives import Objective, check_targets, derivatives, weighted_mean
+from jaxnn.trees._objectives import Objective, check_targets, derivatives, leaf_quantiles, weighted_mean
 from jaxnn.types import (
     Array,
     Batch,
@@ -189,7 +189,7 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
             pairs, unit = fixed_point(gradient * chosen, hessian * chosen)
             tree, leaf = grow(bins, pairs, unit, columns, growth)
             if objective.leaf_quantile is not None:
-                values = _quantiles(leaf, batch.targets - scores, chosen, objective.leaf_quantile, len(tree.value))
+                values = leaf_quantiles(leaf, batch.targets - scores, chosen, objective.leaf_quantile, len(tree.value))
                 tree = tree._replace(value=growth.learning_rate * values)
             return tree, scores + tree.value[leaf]
 
@@ -248,17 +248,6 @@ def predict_scores(model: Mapping[str, Any], inputs: Any, max_depth: int) -> jax
 
     scores = jnp.broadcast_to(start, (inputs.shape[0], start.shape[0]))
     return jax.lax.fori_loop(0, model["num_trees"], add, scores)  # type: ignore[no-any-return]
-
-
-def _quantiles(leaf: Array, values: Array, weights: Array, quantile: float, num_nodes: int) -> jax.Array:
-    """The weighted quantile of ``values [rows]`` in each leaf: ``[nodes]``, 0 where there are none."""
-    order = jnp.lexsort((values, leaf))
-    values, weights = values[order], weights[order]
-    reached = jnp.cumsum(weights)
-    total = jnp.zeros(num_nodes).at[leaf].add(weights[jnp.argsort(order)])
-    before = jnp.cumsum(total) - total
-    at = jnp.searchsorted(reached, before + quantile * total)
-    return jnp.where(total > 0, values[jnp.minimum(at, len(values) - 1)], 0.0)
 
 
 def experiment[Config](

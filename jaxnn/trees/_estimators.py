@@ -13,6 +13,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
@@ -52,16 +53,15 @@ class _GradientBoosting(BaseEstimator):
     categorical: tuple[int, ...] = ()
     monotone: tuple[int, ...] = ()
     random_state: int | None = 0
-
-    def _default_objective(self) -> Objective:
-        raise NotImplementedError
+    patience: int | None = None
+    validation_fraction: float = 0.1
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
 
-    def _train(self, inputs: np.ndarray, targets: np.ndarray, sample_weight: Any, objective: Objective) -> Self:
+    def _train(self, inputs: np.ndarray, targets: np.ndarray, sample_weight: Any) -> Self:
         weights = np.ones(len(inputs), np.float32)
         if sample_weight is not None:
             given = [sample_weight] * len(inputs) if isinstance(sample_weight, int | float) else sample_weight
@@ -69,24 +69,39 @@ class _GradientBoosting(BaseEstimator):
             check_consistent_length(inputs, weights)
             if weights.ndim != 1 or not weights.any():
                 raise DataError("sample_weight must be a number for each row, [rows], and one weight not zero.")
-        is_classifier, num_classes = hasattr(self, "classes_"), len(getattr(self, "classes_", ()))
+        objective, num_classes = self._objective(), len(getattr(self, "classes_", ()))
         if (objective.num_classes or 0) != num_classes:
-            wanted = f"labels of {num_classes} classes" if is_classifier else "numbers"
+            wanted = f"labels of {num_classes} classes" if num_classes else "numbers"
             raise ConfigError(f"the objective is not for {wanted}: see jn.trees.Objective.num_classes.")
         check_int("num_trees", self.num_trees)
-        inputs, targets, weights = (each[weights > 0] for each in (inputs, targets, weights))
-        self.bins_ = learn_bins(inputs, max_bins=self.max_bins, categorical=self.categorical)
-        examples = Examples({"bins": self.bins_.apply(inputs), "weight": weights}, targets)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        config, data = _Config(len(inputs), self.num_trees, seed), Splits(TableSource(examples))
+        rows, others = np.flatnonzero(weights), None
+        if self.patience is not None:
+            classes = targets[rows] if num_classes else None
+            rows, others = train_test_split(
+                rows, test_size=self.validation_fraction, stratify=classes, random_state=seed
+            )
+        self.bins_ = learn_bins(inputs[rows], max_bins=self.max_bins, categorical=self.categorical)
+
+        def source(rows: np.ndarray) -> TableSource:
+            return TableSource(
+                Examples({"bins": self.bins_.apply(inputs[rows]), "weight": weights[rows]}, targets[rows])
+            )
+
+        data = Splits(source(rows), validation=None if others is None else source(others))
+        config = _Config(len(rows), self.num_trees, seed)
         known = inspect.signature(boosting).parameters.keys() - {"objective"}
         settings = {name: value for name, value in self.get_params().items() if name in known}
-        how: dict[str, Any] = {"record": False, "progress": "none", "steps_per_call": self.num_trees}
-        run = fit(experiment(config, lambda _: data, lambda _: boosting(objective, **settings)), **how)
+        every = self.num_trees if others is None else 1
+        how: dict[str, Any] = {"record": False, "progress": "none", "steps_per_call": every, "report_every": every}
+        made = experiment(config, lambda _: data, lambda _: boosting(objective, **settings))
+        run = fit(made, patience=self.patience, eval_every=every, **how)
         self.own_objective_ = self.objective is not None
         self.state_ = jax.device_get({**run.state.params, **run.state.model_state})
         self.state_.pop("scores")  # of the training rows
         self.state_["start"] = self.state_["start"].astype(np.float64)
+        if others is not None:
+            self.state_["num_trees"] = np.int32(1 + run.metrics["validation_loss"].argmin())
         # What predicts does not change with parameters that are set later.
         self.fitted_ = {name: value for name, value in self.get_params().items() if name != "objective"}
         return self
@@ -138,19 +153,18 @@ class _GradientBoosting(BaseEstimator):
         A classifier's are probabilities. Path, platforms and errors are as of `Run.export`.
         """
         check_is_fitted(self)
-        objective = self.objective or self._default_objective()
-        predict = predictor(self.bins_, self.state_, objective, max_depth=self.fitted_["max_depth"])
+        predict = predictor(self.bins_, self.state_, self._objective(), max_depth=self.fitted_["max_depth"])
         like = jax.ShapeDtypeStruct((1, self.n_features_in_), np.float32)
         return export_function(Path(path), predict, like, "symbolic", platforms)
 
-    def _scores(self, inputs: Any) -> np.ndarray:
+    def _outputs(self, inputs: Any) -> np.ndarray:
         check_is_fitted(self)
         values = validate_data(self, inputs, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
         far = self.state_["start"].astype(np.float32)  # as in `predictor`
         trees = {**self.state_, "start": (self.state_["start"] - far).astype(np.float32)}
         near = np.asarray(_predict(trees, self.bins_.apply(values), self.fitted_["max_depth"]))
-        scores: np.ndarray = near.astype(np.float64) + far
-        return scores
+        scores = near.astype(np.float64) + far
+        return np.asarray(self._objective().outputs(scores[:, 0] if scores.shape[1] == 1 else scores))
 
 
 _predict = jax.jit(predict_scores, static_argnums=2)
@@ -177,18 +191,16 @@ class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):
         lost = np.std(targets - known.astype(np.float64)) > 1e-3 * deviation
         if deviation > 0 and (lost or not 1e-12 < deviation < 1e12):
             raise DataError(f"float32 cannot hold the targets, whose deviation is {deviation:.3g}: standardize them.")
-        self._train(inputs, known, sample_weight, self.objective or self._default_objective())
+        self._train(inputs, known, sample_weight)
         self.state_["start"] += center
         return self
 
-    def _default_objective(self) -> Objective:
-        return squared_error()
+    def _objective(self) -> Objective:
+        return self.objective or squared_error()
 
     def predict(self, inputs: Any) -> np.ndarray:
         """Returns the predictions ``[rows]``."""
-        scores = self._scores(inputs)[:, 0]
-        outputs: np.ndarray = np.asarray((self.objective or self._default_objective()).outputs(scores))
-        return outputs
+        return self._outputs(inputs)
 
 
 class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):
@@ -209,17 +221,14 @@ class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):
         self.classes_, labels = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
             raise DataError(f"the targets have one class, {self.classes_[0]!r}: classification needs two or more.")
-        objective = self.objective or self._default_objective()
-        return self._train(inputs, labels.astype(np.int32), sample_weight, objective)
+        return self._train(inputs, labels.astype(np.int32), sample_weight)
 
-    def _default_objective(self) -> Objective:
-        return cross_entropy(len(self.classes_))
+    def _objective(self) -> Objective:
+        return self.objective or cross_entropy(len(self.classes_))
 
     def predict_proba(self, inputs: Any) -> np.ndarray:
         """Returns the probability of each of ``classes_``: ``[rows, classes]``."""
-        scores = self._scores(inputs)
-        objective = self.objective or self._default_objective()
-        return np.asarray(objective.outputs(scores[:, 0] if scores.shape[1] == 1 else scores))
+        return self._outputs(inputs)
 
     def predict(self, inputs: Any) -> np.ndarray:
         """Returns the most probable class of each row: ``[rows]``."""

@@ -82,12 +82,22 @@ def weighted_mean(values: Array, weights: Array) -> jax.Array:
     return (values * weights).sum() / weights.sum()
 
 
-def weighted_quantile(values: Array, weights: Array, quantile: float) -> jax.Array:
-    """The smallest of ``values [rows]`` that at least this share of the ``weights [rows]`` does not exceed."""
-    values = jnp.asarray(values)
-    order = jnp.argsort(values)
-    reached = jnp.cumsum(jnp.asarray(weights)[order])
-    return values[order][jnp.searchsorted(reached, quantile * reached[-1])]
+def leaf_quantiles(leaf: Array, values: Array, weights: Array, quantile: float, num_nodes: int) -> jax.Array:
+    """The smallest value that at least this share of the weights ``[rows]`` in each leaf does not exceed: ``[nodes]``.
+
+    It is 0 where there are none.
+    """
+    order = jnp.lexsort((values, leaf))
+    values, weights = values[order], weights[order]
+    reached = jnp.cumsum(weights)
+    total = jnp.zeros(num_nodes).at[leaf].add(weights[jnp.argsort(order)])
+    before = jnp.cumsum(total) - total
+    at = jnp.searchsorted(reached, before + quantile * total)
+    return jnp.where(total > 0, values[jnp.minimum(at, len(values) - 1)], 0.0)
+
+
+def _quantile(values: Array, weights: Array, quantile: float) -> jax.Array:
+    return leaf_quantiles(jnp.zeros(len(values), int), values, weights, quantile, 1)[0]
 
 
 def squared_error() -> Objective:
@@ -120,10 +130,12 @@ def quantile_error(quantile: float) -> Objective:
     def loss(score: Array, target: Array) -> Array:
         return jnp.maximum(quantile * (target - score), (quantile - 1) * (target - score))
 
-    def start(targets: Array, weights: Array) -> jax.Array:
-        return weighted_quantile(targets, weights, quantile)
-
-    return Objective(loss, start=start, hessian=lambda *_: jnp.ones(()), leaf_quantile=quantile)
+    return Objective(
+        loss,
+        start=lambda targets, weights: _quantile(targets, weights, quantile),
+        hessian=lambda *_: jnp.ones(()),
+        leaf_quantile=quantile,
+    )
 
 
 def huber(delta: float = 1.0) -> Objective:
@@ -132,13 +144,11 @@ def huber(delta: float = 1.0) -> Objective:
     >>> float(jn.trees.huber(1.0).loss(3.0, 1.0))
     1.5
     """
-
-    def start(targets: Array, weights: Array) -> jax.Array:
-        return weighted_quantile(targets, weights, 0.5)
-
     # Its second derivative is 0 for large errors, of which a leaf may be full.
     return Objective(
-        lambda score, target: optax.huber_loss(score, target, delta=delta), 1, start, lambda *_: jnp.ones(())
+        lambda score, target: optax.huber_loss(score, target, delta=delta),
+        start=lambda targets, weights: _quantile(targets, weights, 0.5),
+        hessian=lambda *_: jnp.ones(()),
     )
 
 
