@@ -16,6 +16,7 @@ from jaxnn.trees._objectives import (
 )
 from jaxnn.trees._predictor import predictor
 from jaxnn.trees._ranking import lambda_rank
+from jaxnn.trees._tree_plots import plot_importances, plot_tree
 
 __all__ = [
     "Bins",
@@ -33,6 +34,8 @@ __all__ = [
     "importances",
     "lambda_rank",
     "learn_bins",
+    "plot_importances",
+    "plot_tree",
     "poisson",
     "predictor",
     "quantile_error",

@@ -101,7 +101,8 @@ def learn_bins(
 def _numbers(inputs: Array) -> np.ndarray:
     values = np.asarray(inputs)
     if values.ndim != 2 or values.dtype.kind not in "fiub":
-        raise DataError(f"a table must be numbers [rows, columns], not {values.dtype} {list(values.shape)}.")
+        given = f"{values.dtype} {list(values.shape)}"
+        raise DataError(f"a table must be numbers [rows, columns], categories as integers, not {given}.")
     values = values.astype(np.float64, copy=False)
     if np.isinf(values).any():
         row, column = np.argwhere(np.isinf(values))[0]

@@ -132,7 +132,7 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
             raise ConfigError(f"monotone has {len(growth.monotone)} values, and the table {bins.shape[1]} columns.")
         start = jnp.zeros(outputs)
         if objective.start is not None:
-            start = jnp.reshape(objective.start(batch.targets, _weights(batch)), outputs)
+            start = jnp.reshape(objective.start(batch.targets, _rows(batch)[2]), outputs)
         trees = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (num_trees, outputs, *leaf.shape)), empty_tree(num_nodes(growth))
         )
@@ -176,7 +176,7 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
 def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_fraction: Any) -> TrainStep:
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         row_key, column_key = jax.random.split(jax.random.fold_in(state.key, state.step))
-        scores, bins, weights = state.model_state["scores"], _bins(batch.inputs).T, _weights(batch)
+        scores, bins, weights = state.model_state["scores"], _bins(batch.inputs).T, _rows(batch)[2]
         losses, gradients, hessians = derivatives(objective, scores, *_rows(batch))
         chosen, columns = weights, jnp.ones(bins.shape[0], bool)
         if _samples(row_fraction):
@@ -217,14 +217,10 @@ def _bins(inputs: Any) -> Any:
     return inputs["bins"] if isinstance(inputs, dict) else inputs
 
 
-def _weights(batch: Batch) -> Any:
-    weights = batch.inputs.get("weight", 1.0) if isinstance(batch.inputs, dict) else 1.0
-    return jnp.asarray(batch.mask) * weights
-
-
 def _rows(batch: Batch) -> tuple[Any, Any, Any]:
     """Targets, queries or None, and weights: ``[rows]`` each."""
-    return batch.targets, batch.inputs.get("query") if isinstance(batch.inputs, dict) else None, _weights(batch)
+    named = batch.inputs if isinstance(batch.inputs, dict) else {}
+    return batch.targets, named.get("query"), jnp.asarray(batch.mask) * named.get("weight", 1.0)
 
 
 def _counts(objective: Objective, batch: Batch) -> Any:

@@ -7,6 +7,7 @@ import inspect
 import io
 import json
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -75,32 +76,27 @@ class _GradientBoosting(BaseEstimator):
             raise ConfigError(f"the objective is not for {wanted}: see jn.trees.Objective.num_classes.")
         check_int("num_trees", self.num_trees)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        rows, others = np.flatnonzero(weights), None
+        rows, others = np.flatnonzero(weights), np.empty(0, int)
         if self.patience is not None:
-            classes = targets[rows] if num_classes else None
-            rows, others = train_test_split(
-                rows, test_size=self.validation_fraction, stratify=classes, random_state=seed
-            )
+            how = {"stratify": targets[rows] if num_classes else None, "random_state": seed}
+            rows, others = train_test_split(rows, test_size=self.validation_fraction, **how)
         self.bins_ = learn_bins(inputs[rows], max_bins=self.max_bins, categorical=self.categorical)
-
-        def source(rows: np.ndarray) -> TableSource:
-            return TableSource(
-                Examples({"bins": self.bins_.apply(inputs[rows]), "weight": weights[rows]}, targets[rows])
-            )
-
-        data = Splits(source(rows), validation=None if others is None else source(others))
+        examples = Examples({"bins": self.bins_.apply(inputs), "weight": weights}, targets)
+        train, validation = (TableSource(jax.tree.map(itemgetter(part), examples)) for part in (rows, others))
+        data = Splits(train, validation=validation if len(others) else None)
         config = _Config(len(rows), self.num_trees, seed)
         known = inspect.signature(boosting).parameters.keys() - {"objective"}
         settings = {name: value for name, value in self.get_params().items() if name in known}
-        every = self.num_trees if others is None else 1
-        how: dict[str, Any] = {"record": False, "progress": "none", "steps_per_call": every, "report_every": every}
         made = experiment(config, lambda _: data, lambda _: boosting(objective, **settings))
-        run = fit(made, patience=self.patience, eval_every=every, **how)
+        every: Any = dict.fromkeys(
+            ("steps_per_call", "report_every", "eval_every"), 1 if len(others) else self.num_trees
+        )
+        run = fit(made, record=False, progress="none", patience=self.patience, **every)
         self.own_objective_ = self.objective is not None
         self.state_ = jax.device_get({**run.state.params, **run.state.model_state})
         self.state_.pop("scores")  # of the training rows
         self.state_["start"] = self.state_["start"].astype(np.float64)
-        if others is not None:
+        if len(others):
             self.state_["num_trees"] = np.int32(1 + run.metrics["validation_loss"].argmin())
         # What predicts does not change with parameters that are set later.
         self.fitted_ = {name: value for name, value in self.get_params().items() if name != "objective"}
@@ -173,7 +169,8 @@ _predict = jax.jit(predict_scores, static_argnums=2)
 class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):
     """Gradient-boosted trees for a number, with scikit-learn's interface; arguments as for `boosting`.
 
-    ``objective`` is by default `squared_error`.
+    ``objective`` is by default `squared_error`. With ``patience``, training stops after this many trees that do not
+    lower the loss of a random ``validation_fraction`` of the rows, and the best number of trees predicts.
 
     >>> model = jn.trees.GradientBoostingRegressor(num_trees=5, max_depth=2)
     >>> inputs = np.linspace(0, 1, 50)[:, None]
@@ -206,7 +203,7 @@ class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):
 class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):
     """Gradient-boosted trees for classes, with scikit-learn's interface; arguments as for `boosting`.
 
-    ``objective`` is by default `cross_entropy`.
+    ``objective`` is by default `cross_entropy`; ``patience`` is as of `GradientBoostingRegressor`.
 
     >>> model = jn.trees.GradientBoostingClassifier(num_trees=5, max_depth=2)
     >>> inputs = np.linspace(0, 1, 50)[:, None]
@@ -220,7 +217,7 @@ class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):
         check_classification_targets(targets)
         self.classes_, labels = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
-            raise DataError(f"the targets have one class, {self.classes_[0]!r}: classification needs two or more.")
+            raise DataError(f"the targets have one class, {targets.tolist()[0]!r}: classification needs two or more.")
         return self._train(inputs, labels.astype(np.int32), sample_weight)
 
     def _objective(self) -> Objective:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,15 +28,6 @@ def importances(model: Mapping[str, Any], num_columns: int, kind: Literal["gain"
     splits = columns >= 0
     weights = gains[splits] if kind == "gain" else np.ones(splits.sum())
     return np.bincount(columns[splits], weights, minlength=num_columns)
-
-
-class Paths(NamedTuple):
-    """The ways from roots to their leaves; a column that occurs several times is one condition."""
-
-    column: Any  # ``[leaves, conditions]`` int32; -1 is none, and what follows is then all ones
-    bins: Any  # ``[leaves, conditions, 8]`` uint32, a bit for each bin that goes this way
-    share: Any  # ``[leaves, conditions]`` float32, of the training rows' weight that goes this way
-    value: Any  # ``[leaves]`` float32
 
 
 def contributions(model: Mapping[str, Any], bins: Array) -> np.ndarray:
@@ -65,11 +56,12 @@ def contributions(model: Mapping[str, Any], bins: Array) -> np.ndarray:
         found = [_paths({name: value[index, output] for name, value in trees.items()}) for index in range(number)]
         paths = jax.tree.map(lambda *leaves: np.concatenate(leaves), *found)
         parts[:, output, :-1] += np.asarray(_shapley(paths, jnp.asarray(bins)))
-        parts[:, output, -1] += (paths.share.prod(axis=1) * paths.value).sum()
+        parts[:, output, -1] += (paths["share"].prod(axis=1) * paths["value"]).sum()
     return parts
 
 
-def _paths(tree: Mapping[str, np.ndarray]) -> Paths:
+def _paths(tree: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The conditions of each leaf, one for a column: its number or -1, the bits of its bins, and its share of rows."""
     shape = len(tree["column"]), MAX_DEPTH
     columns, shares = np.full(shape, -1, np.int32), np.ones(shape, np.float32)
     bins = np.full((*shape, 8), 2**32 - 1, np.uint32)
@@ -83,11 +75,12 @@ def _paths(tree: Mapping[str, np.ndarray]) -> Paths:
             bins[child, at] &= way
             shares[child, at] *= tree["weight"][child] / tree["weight"][node]
     leaves = (tree["column"] < 0) & (tree["value"] != 0)  # unused nodes have none
-    return Paths(columns[leaves], bins[leaves], shares[leaves], tree["value"][leaves])
+    found = {"column": columns, "bins": bins, "share": shares, "value": tree["value"]}
+    return {name: each[leaves] for name, each in found.items()}
 
 
 @jax.jit
-def _shapley(paths: Paths, bins: jax.Array) -> jax.Array:
+def _shapley(paths: Any, bins: jax.Array) -> jax.Array:
     """The sum of contributions ``[rows, columns]`` over ``paths [leaves, ...]``.
 
     A leaf adds its value times the product of its conditions, of which ``t`` are known: averaged over all ``t`` in 0…1,
@@ -97,12 +90,12 @@ def _shapley(paths: Paths, bins: jax.Array) -> jax.Array:
     points, weights = np.polynomial.legendre.leggauss(-(-MAX_DEPTH // 2))
     known = np.float32(points[:, None, None] + 1) / 2
 
-    def of_leaf(total: jax.Array, leaf: Paths) -> tuple[jax.Array, None]:
-        seen = bins[:, leaf.column].astype(jnp.uint32)  # [rows, conditions]
-        words = leaf.bins[jnp.arange(MAX_DEPTH)[None], seen >> 5]
+    def of_leaf(total: jax.Array, leaf: Any) -> tuple[jax.Array, None]:
+        seen = bins[:, leaf["column"]].astype(jnp.uint32)  # [rows, conditions]
+        words = leaf["bins"][jnp.arange(MAX_DEPTH)[None], seen >> 5]
         follows = ((words >> (seen & 31)) & 1).astype(jnp.float32)
-        factors = (1 - known) * leaf.share[None, None] + known * follows[None]  # [points, rows, conditions], never 0
+        factors = (1 - known) * leaf["share"][None, None] + known * follows[None]  # [points, rows, conditions], never 0
         others = jnp.tensordot(np.float32(weights / 2), factors.prod(axis=2, keepdims=True) / factors, 1)
-        return total.at[:, leaf.column].add(leaf.value * (follows - leaf.share[None]) * others), None
+        return total.at[:, leaf["column"]].add(leaf["value"] * (follows - leaf["share"][None]) * others), None
 
     return jax.lax.scan(of_leaf, jnp.zeros(bins.shape), paths)[0]

@@ -20,13 +20,10 @@ def predictor(
 ) -> Callable[[Array], Array]:
     """Returns a pure function from numbers ``[rows, columns]`` float32, NaN for missing ones, to predictions.
 
-    It predicts the same numbers as `Run.predict` does from the bins of `Bins.apply`, or an estimator.
-
-    Args:
-        bins: ``splits.train.bins`` of `binned`, or ``bins_`` of an estimator.
-        model: the model state of a run with its parameter ``start``, or ``state_`` of an estimator.
-        objective: its ``outputs`` are predicted; None: scores ``[rows]``, or ``[rows, outputs]`` if several.
-        max_depth: of the trees; less than the most saves time.
+    They are those of `Run.predict` from the bins of `Bins.apply`, or of an estimator, bit for bit in float32. ``bins``
+    are ``splits.train.bins``, and ``model`` is the model state of a run with its parameter ``start``; or ``bins_`` and
+    ``state_`` of an estimator. With an ``objective`` its ``outputs`` are predicted, else scores ``[rows]``, or ``[rows,
+    outputs]`` if several. A ``max_depth`` below the most, that of the trees, saves time.
 
     >>> inputs = np.array([[0.5, 1], [1.5, np.nan], [2.5, 3]])
     >>> model = jn.trees.GradientBoostingRegressor(num_trees=3, max_depth=1).fit(inputs, [1.0, 2.0, 4.0])

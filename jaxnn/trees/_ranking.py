@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,13 +48,13 @@ def lambda_rank(
         best = _dcg(gain(targets), gain(targets), queries, weights, truncation)
         order, first, rank = _ranked(scores, queries, weights)
         values, gains, scale = jnp.stack([scores, gain(targets), 1 / jnp.where(best > 0, best, 1.0)])[:, order]
-        is_row, discount = weights[order] > 0, _discount(rank)
+        is_row, discount = weights[order] > 0, 1 / jnp.log2(rank + 2.0)
 
         def pairs_with(top_rank: Array, sums: jax.Array) -> jax.Array:
             """Adds gradients and Hessians of each row, paired with the one of its query that has ``top_rank``."""
             top = jnp.minimum(first + top_rank, len(order) - 1)
             sign = jnp.sign(gains - gains[top])
-            swapped = jnp.abs(gains - gains[top]) * jnp.abs(discount - _discount(top_rank)) * scale
+            swapped = jnp.abs(gains - gains[top]) * jnp.abs(discount - 1 / jnp.log2(top_rank + 2.0)) * scale
             wrong = jax.nn.sigmoid(-sign * (values - values[top]))  # the probability of the wrong order
             weight = jnp.where((rank > top_rank) & is_row, swapped * wrong, 0.0)
             gradient, hessian = -sign * weight, weight * (1 - wrong)
@@ -68,10 +67,6 @@ def lambda_rank(
         return gradients, hessians
 
     return Objective(lambda *rows: 1 - ndcg(*rows), derivatives=derivatives, metrics={"ndcg": ndcg}, least_target=0.0)
-
-
-def _discount(rank: Any) -> jax.Array:
-    return 1 / jnp.log2(rank + 2.0)
 
 
 def _ranked(scores: Array, queries: Array, weights: Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -89,5 +84,5 @@ def _dcg(scores: Array, gains: Array, queries: Array, weights: Array, truncation
     """The discounted cumulative gain ``[rows]`` of the query of each row, in the order of the scores."""
     order, first, rank = _ranked(scores, queries, weights)
     counts = (rank < truncation) & (weights[order] > 0)
-    sums = jnp.zeros(len(order)).at[first].add(jnp.where(counts, gains[order] * _discount(rank), 0.0))
+    sums = jnp.zeros(len(order)).at[first].add(jnp.where(counts, gains[order] / jnp.log2(rank + 2.0), 0.0))
     return jnp.zeros(len(order)).at[order].set(sums[first])
