@@ -366,7 +366,7 @@ def _down(column: Array, left_bins: Array, left: Array, bins: Array, node: Array
         is_left = (word >> (bin_ & 31).astype(jnp.uint32)) & 1 == 1
         return (jnp.where(left[node] == node, node, left[node] + 1 - is_left),)
 
-    sharding = batch_sharding(len(node))
+    sharding = batch_sharding(node.shape[0])  # symbolic in `jax.export`
     on_each = down if sharding is None else sharding.map_rows(down, (None, None, None, 1, 0), (0,))
     return on_each(column, left_bins, left, bins, node)[0]
 
