@@ -14,8 +14,6 @@ from jaxnn.data._examples import distinct
 from jaxnn.data._files import os_errors_named
 from jaxnn.types import ConfigError, DataError, Examples, Splits, suggest
 
-_MISSING = ("", "nan", "None", "<NA>")  # the last are those of Python and pandas, as texts
-
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
@@ -108,7 +106,8 @@ def table(
         DataError: a file that cannot be read, or a column that cannot be used; a target that is missing in some row,
             has one class, too many, or one that is not in ``train``; fractions that leave nothing to train on.
     """
-    missing = (*_MISSING, *([missing] if isinstance(missing, str) else missing))
+    # The first are what is missing in NumPy, Python and pandas, as texts.
+    missing = ("", "nan", "None", "<NA>", *([missing] if isinstance(missing, str) else missing))
     file: Any = {"names": names, "separator": separator}
     known = dict.fromkeys(categorical, True) | {target: classification}
     whole = _read(train, "train", missing, known, drop, **file)
@@ -166,17 +165,15 @@ def _determine(
 
 def _targets(values: np.ndarray, where: str, classes: tuple[str, ...]) -> np.ndarray:
     """Returns labels int32 ``[rows]``, or numbers float32 ``[rows]`` if there are no classes."""
-    absent = values == "" if classes else np.isnan(values)
-    if absent.any():
-        raise DataError(f"{where} is missing in row {absent.argmax()} (such rows: {absent.sum():,}): remove them.")
-    labels = _ids(values, classes) - 1 if classes else values.astype(np.float32)
-    if classes and labels.min() < 0:
-        row = labels.argmin()
-        raise DataError(
-            f"{where} is {values[row]!r} in row {row}, and the classes of train are {', '.join(classes[:5])}: fix it "
-            "in a data frame, and pass that."
+    targets = _ids(values, classes) - 1 if classes else values.astype(np.float32)
+    wrong = targets < 0 if classes else np.isnan(targets)
+    if wrong.any():
+        row = wrong.argmax()
+        what = (
+            f"{values[row]!r}, no class of train ({', '.join(classes[:5])})," if values[row] and classes else "missing"
         )
-    return labels
+        raise DataError(f"{where} is {what} in row {row} (such rows: {wrong.sum():,}): fix or remove them in a frame.")
+    return targets
 
 
 def _ids(texts: np.ndarray, known: tuple[str, ...]) -> np.ndarray:
@@ -241,7 +238,7 @@ def _read_file(
 ) -> Any:
     path.stat()  # its error has the file's name
     try:
-        import pandas  # type: ignore[import-untyped]
+        import pandas
 
         if path.suffix in (".parquet", ".pq"):
             return pandas.read_parquet(path)

@@ -1,6 +1,7 @@
 """The front end for one run: ``fit``, ``iterate`` and ``train``, what they print, and the `Run` they return."""
 
 from jaxnn.run._display import Display, open_display
+from jaxnn.run._export import export_function
 from jaxnn.run._fit import fit, iterate, train
 from jaxnn.run._record import file_name_of, open_all, send
 from jaxnn.run._report import NAME_WIDTH, convolution_hint, device_rows, format_rate, format_split

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,12 @@ from jaxnn.optim import evaluation_params
 from jaxnn.record import first_line, needs_extra, save_weights, write_bytes
 from jaxnn.types import ConfigError, TrainState, check_int, suggest
 
-SUFFIXES = (".stablehlo", ".onnx", ".safetensors")
-
 
 def export_model(
     programs: Programs, state: TrainState, path: Path, batch: int | str, platforms: Sequence[str] | None
 ) -> Path:
     """Writes what `Run.export` describes, in the format of the suffix of ``path``; returns the path."""
-    if path.suffix not in SUFFIXES:
-        raise ConfigError(f"{path} has no suffix of a format to export to: {suggest(path.suffix, SUFFIXES)}.")
-    if batch != "symbolic":
-        check_int("batch", batch)
+    _check_format(path, batch, (*WRITERS, ".safetensors"))
     state = jax.device_get(state._replace(key=jax.random.key_data(state.key)))
     params = evaluation_params(state.params, state.opt_state)
     if path.suffix == ".safetensors":
@@ -43,9 +38,23 @@ def export_model(
     def model(inputs: Any) -> Any:
         return _plain(predict(constants, inputs))
 
-    write = _write_onnx if path.suffix == ".onnx" else _write_stablehlo
-    write(path, model, programs.inputs, batch, platforms)
+    return export_function(path, model, programs.inputs, batch, platforms)
+
+
+def export_function(
+    path: Path, function: Callable[[Any], Any], like: Any, batch: int | str, platforms: Sequence[str] | None
+) -> Path:
+    """Writes a pure function of arrays like ``like [any, ...]`` as the program that the suffix of ``path`` names."""
+    _check_format(path, batch, WRITERS)
+    WRITERS[path.suffix](path, function, like, batch, platforms)
     return path
+
+
+def _check_format(path: Path, batch: int | str, known: Iterable[str]) -> None:
+    if path.suffix not in known:
+        raise ConfigError(f"{path} has no suffix of a format to export to: {suggest(path.suffix, known)}.")
+    if batch != "symbolic":
+        check_int("batch", batch)
 
 
 def _plain(tree: Any) -> Any:
@@ -98,3 +107,6 @@ def _write_onnx(path: Path, model: Callable[[Any], Any], like: Any, batch: Any, 
         what = f"the operation {named.group(1)}" if named else first_line(error)
         raise ConfigError(f"ONNX does not have all of the model ({what}): write a .stablehlo file instead.") from error
     write_bytes(path, graph)
+
+
+WRITERS = {".stablehlo": _write_stablehlo, ".onnx": _write_onnx}

@@ -14,6 +14,9 @@ from jaxnn.trees._objectives import (
     quantile_error,
     squared_error,
 )
+from jaxnn.trees._predictor import predictor
+from jaxnn.trees._ranking import lambda_rank
+from jaxnn.trees._tree_plots import plot_importances, plot_tree
 
 __all__ = [
     "Bins",
@@ -29,8 +32,12 @@ __all__ = [
     "experiment",
     "huber",
     "importances",
+    "lambda_rank",
     "learn_bins",
+    "plot_importances",
+    "plot_tree",
     "poisson",
+    "predictor",
     "quantile_error",
     "squared_error",
 ]

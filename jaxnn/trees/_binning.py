@@ -33,6 +33,11 @@ class Bins:
     edges: tuple[np.ndarray, ...]
     categorical: tuple[int, ...] = ()
 
+    @property
+    def num_categories(self) -> dict[int, int]:
+        """The number of categories of each categorical column, for `boosting`."""
+        return {column: len(self.edges[column]) for column in self.categorical}
+
     def apply(self, inputs: Array) -> np.ndarray:
         """Returns the bins ``[rows, columns]`` uint8 of ``inputs [rows, columns]``, or a table's; else a DataError."""
         values = _numbers(inputs)
@@ -104,7 +109,8 @@ def _numbers(inputs: Any) -> np.ndarray:
         inputs = np.hstack([inputs.get("numbers", ids[:, :0]), np.where(ids > 0, ids, np.nan)])
     values = np.asarray(inputs)
     if values.ndim != 2 or values.dtype.kind not in "fiub":
-        raise DataError(f"a table must be numbers [rows, columns], not {values.dtype} {list(values.shape)}.")
+        given = f"{values.dtype} {list(values.shape)}"
+        raise DataError(f"a table must be numbers [rows, columns], categories as integers, not {given}.")
     values = values.astype(np.float64, copy=False)
     if np.isinf(values).any():
         row, column = np.argwhere(np.isinf(values))[0]
@@ -132,6 +138,8 @@ class TableSource(ArraySource):
         """All of ``examples``, in order: bins stay bytes."""
         inputs, targets = jax.tree.map(jnp.asarray, (examples.inputs, examples.targets))
         rows = jax.tree.leaves(inputs)[0].shape[0]
+        if targets is not None and isinstance(inputs, dict) and "query" in inputs and rows < self.num_examples:
+            raise ConfigError(f"a batch would cut a query: set eval_batch_size={self.num_examples}, all rows.")
         return Batch(inputs, targets, np.ones(rows, np.float32) if mask is None else mask)
 
     def gather(self, examples: Examples, indices: Array, mask: Array | None = None) -> Batch:
@@ -151,9 +159,10 @@ def binned(
 ) -> Splits:
     """Makes a data set of tables ``(inputs [rows, columns], targets [rows])`` as bins, learnt from ``train``.
 
-    Missing values are NaN, categories integers. The bins are ``splits.train.bins``. ``train`` may also be a data set,
-    such as of `jaxnn.data.table`: then its splits, name and classes are taken, and its categories known. Raises
-    `DataError` as `learn_bins` and `jaxnn.data.arrays`.
+    Missing values are NaN, categories integers. A third array, ``queries [rows]``, names the query of each row for an
+    objective such as `lambda_rank`; the rows of a query are side by side. ``train`` may also be a data set, such as of
+    `jaxnn.data.table`: then its splits, name and classes are taken, and its categories known. The bins are
+    ``splits.train.bins``. Raises `DataError` as `learn_bins` and `jaxnn.data.arrays`.
 
     >>> splits = jn.trees.binned((np.array([[0.5, 1], [np.nan, 3]]), [0, 1]), categorical=[1])
     >>> splits.train.examples.inputs.tolist(), splits.train.bins.categorical
@@ -174,8 +183,21 @@ def binned(
             width = _numbers(parts["train"].inputs).shape[1]
             categorical = range(width - len(columns.categories), width)
     bins = learn_bins(parts["train"][0], max_bins=max_bins, categorical=categorical)
-    pairs: Any = {split: (bins.apply(part[0]), *part[1:]) for split, part in parts.items()}
+    pairs: Any = {split: _binned_split(split, bins, *part) for split, part in parts.items()}
     splits = arrays(**pairs, name=name, class_names=classes)
     named: Any = splits.named()
     tables: Any = {part: TableSource(source.examples, bins=bins, columns=columns) for part, source in named.items()}
     return splits._replace(**tables)
+
+
+def _binned_split(split: str, bins: Bins, inputs: Array, targets: Any, queries: Any = None) -> tuple[Any, Any]:
+    if queries is None:
+        return bins.apply(inputs), targets
+    queries = np.asarray(queries)
+    if queries.shape != (len(inputs),):
+        raise DataError(f"{split}: queries must be a number or text for each row, not {list(queries.shape)}.")
+    starts = np.append(True, queries[1:] != queries[:-1])
+    names, counts = np.unique(queries[starts], return_counts=True)
+    if counts.max() > 1:
+        raise DataError(f"{split}: the rows of query {names[counts.argmax()]} are not side by side: sort by query.")
+    return {"bins": bins.apply(inputs), "query": np.cumsum(starts, dtype=np.int32) - 1}, targets

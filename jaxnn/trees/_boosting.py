@@ -11,7 +11,7 @@ import optax
 
 from jaxnn.trees._binning import MISSING
 from jaxnn.trees._growth import Growth, Tree, empty_tree, find_leaves, fixed_point, grow, num_nodes
-from jaxnn.trees._objectives import Objective, check_targets, derivatives, weighted_mean
+from jaxnn.trees._objectives import Objective, check_targets, derivatives, leaf_quantiles, weighted_mean
 from jaxnn.types import (
     Array,
     Batch,
@@ -26,6 +26,8 @@ from jaxnn.types import (
     TrainStep,
     check_int,
 )
+
+MAX_DEPTH = 10
 
 
 class Boosting(NamedTuple):
@@ -59,8 +61,8 @@ def boosting(
 ) -> Boosting:
     """Returns a gradient boosting of decision trees (Friedman 2001; Chen & Guestrin 2016, arXiv:1603.02754).
 
-    The inputs are bins of `binned`, or a dict of ``bins`` and the examples' ``weight [rows]``. Numbers may be tracers,
-    and differ from member to member of a sweep.
+    The inputs are bins of `binned`, or a dict of ``bins`` and the rows' ``weight`` or ``query``, ``[rows]``. Numbers
+    may be tracers, and differ from member to member of a sweep.
 
     Args:
         objective: what is trained for.
@@ -84,7 +86,7 @@ def boosting(
     ... )
     """
     check_int("boosting: num_trees", num_trees)
-    counts = categorical.values() if isinstance(categorical, Mapping) else [max_bins] * len(categorical)
+    counts = categorical.values() if isinstance(categorical, Mapping) else [max_bins]
     growth = Growth(
         max_depth, num_leaves, max_bins + 1, tuple(categorical), max([0, *counts]), tuple(monotone),
         learning_rate, l1, l2, min_child_weight, min_gain,
@@ -97,9 +99,9 @@ def boosting(
 
 def _check_settings(objective: Objective, growth: Growth, fractions: Mapping[str, Any]) -> None:
     """Raises ConfigError for settings that cannot be used."""
-    if check_int("boosting: max_depth", growth.max_depth) > 10:
+    if check_int("boosting: max_depth", growth.max_depth) > MAX_DEPTH:
         deep = f"not {growth.max_depth}: nodes double with each level"
-        raise ConfigError(f"boosting: max_depth must be at most 10, {deep}.")
+        raise ConfigError(f"boosting: max_depth must be at most {MAX_DEPTH}, {deep}.")
     if growth.num_leaves is not None:
         check_int("boosting: num_leaves", growth.num_leaves, least=2)
     # Tracers have their values when the program runs.
@@ -124,11 +126,13 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
         bins = _bins(batch.inputs)
         if bins.dtype != jnp.uint8 or jnp.ndim(batch.targets) != 1:
             raise DataError("boosted trees need bins and one target a row: make the data by jn.trees.binned.")
+        if objective.derivatives is not None and _rows(batch)[1] is None:
+            raise DataError("the objective needs the query of each row: jn.trees.binned((inputs, targets, queries)).")
         if growth.monotone and len(growth.monotone) != bins.shape[1]:
             raise ConfigError(f"monotone has {len(growth.monotone)} values, and the table {bins.shape[1]} columns.")
         start = jnp.zeros(outputs)
         if objective.start is not None:
-            start = jnp.reshape(objective.start(batch.targets, _weights(batch)), outputs)
+            start = jnp.reshape(objective.start(batch.targets, _rows(batch)[2]), outputs)
         trees = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (num_trees, outputs, *leaf.shape)), empty_tree(num_nodes(growth))
         )
@@ -144,23 +148,34 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
             raise ConfigError(
                 "boosted trees keep a score for each row of a batch: use strategy='data' on several devices."
             )
-        losses, *_ = derivatives(objective, model_state["scores"], batch.targets)
-        return weighted_mean(losses, _weights(batch)), (model_state, {})
+        losses, *_ = derivatives(objective, model_state["scores"], *_rows(batch))
+        return weighted_mean(losses, _counts(objective, batch)), (model_state, {})
 
     def evaluate(params: Params, model_state: Any, batch: Batch, key: jax.Array) -> Metrics:
         scores = predict(params, model_state, batch.inputs)
+        counts = _counts(objective, batch)
+
+        def total(of: Callable[..., Any]) -> jax.Array:
+            by_row = jax.vmap(of)(scores, batch.targets) if objective.derivatives is None else of(scores, *_rows(batch))
+            return jnp.sum(by_row * counts)
+
         values = {"loss": objective.loss, **objective.metrics}
-        weights = _weights(batch)
-        sums = {name: (jax.vmap(of)(scores, batch.targets) * weights).sum() for name, of in values.items()}
-        return sums | {"count": weights.sum()}
+        return {name: total(of) for name, of in values.items()} | {"count": counts.sum()}
 
     def check(params: Params, model_state: Any, batch: Batch, splits: Splits) -> None:
         for split, source in splits.named().items():
             check_targets(objective, split, source.targets)
         bins = getattr(splits.train, "bins", None)
-        if bins is not None and {*bins.categorical} != {*growth.categorical}:
+        if bins is None:
+            return
+        if {*bins.categorical} != {*growth.categorical}:
             wrong = f"the bins have categorical columns {bins.categorical}, and boosting has {growth.categorical}"
             raise ConfigError(f"{wrong}: give both the same.")
+        most = max(len(edges) + (column not in bins.categorical) for column, edges in enumerate(bins.edges))
+        if most >= growth.num_bins:
+            raise ConfigError(f"a column has {most} bins, and boosting max_bins={growth.num_bins - 1}: give it {most}.")
+        if max(bins.num_categories.values(), default=0) > growth.num_categories:
+            raise ConfigError("boosting has fewer categories than the bins: give it bins.num_categories.")
 
     return Task(init, loss, evaluate, predict, check=check)
 
@@ -168,9 +183,9 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
 def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_fraction: Any) -> TrainStep:
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         row_key, column_key = jax.random.split(jax.random.fold_in(state.key, state.step))
-        scores, bins, weights = state.model_state["scores"], _bins(batch.inputs).T, _weights(batch)
-        losses, gradients, hessians = derivatives(objective, scores, batch.targets)
-        chosen, columns = jnp.asarray(weights), jnp.ones(bins.shape[0], bool)
+        scores, bins, weights = state.model_state["scores"], _bins(batch.inputs).T, _rows(batch)[2]
+        losses, gradients, hessians = derivatives(objective, scores, *_rows(batch))
+        chosen, columns = weights, jnp.ones(bins.shape[0], bool)
         if _samples(row_fraction):
             chosen = weights * (jax.random.uniform(row_key, losses.shape) < row_fraction)
         if _samples(column_fraction):
@@ -181,7 +196,7 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
             pairs, unit = fixed_point(gradient * chosen, hessian * chosen)
             tree, leaf = grow(bins, pairs, unit, columns, growth)
             if objective.leaf_quantile is not None:
-                values = _quantiles(leaf, batch.targets - scores, chosen, objective.leaf_quantile, len(tree.value))
+                values = leaf_quantiles(leaf, batch.targets - scores, chosen, objective.leaf_quantile, len(tree.value))
                 tree = tree._replace(value=growth.learning_rate * values)
             return tree, scores + tree.value[leaf]
 
@@ -193,7 +208,7 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
         known = state.model_state["trees"]
         known = {name: known[name].at[state.step].set(new) for name, new in trees._asdict().items()}
         metrics = {
-            "loss": weighted_mean(losses, weights),
+            "loss": weighted_mean(losses, _counts(objective, batch)),
             "splits": (trees.column >= 0).sum(axis=1).astype(jnp.float32).mean(),
         }
         return state._replace(model_state={"trees": known, "num_trees": state.step + 1, "scores": scores}), metrics
@@ -209,8 +224,16 @@ def _bins(inputs: Any) -> Any:
     return inputs["bins"] if isinstance(inputs, dict) else inputs
 
 
-def _weights(batch: Batch) -> Any:
-    return batch.mask * batch.inputs["weight"] if isinstance(batch.inputs, dict) else batch.mask
+def _rows(batch: Batch) -> tuple[Any, Any, Any]:
+    """Targets, queries or None, and weights: ``[rows]`` each."""
+    named = batch.inputs if isinstance(batch.inputs, dict) else {}
+    return batch.targets, named.get("query"), jnp.asarray(batch.mask) * named.get("weight", 1.0)
+
+
+def _counts(objective: Objective, batch: Batch) -> Any:
+    """How much each row counts in means ``[rows]``: of an objective of queries, the first row of each."""
+    _, queries, weights = _rows(batch)
+    return weights if objective.derivatives is None else weights * (jnp.diff(queries, prepend=-1) != 0)
 
 
 def predict_scores(model: Mapping[str, Any], inputs: Any, max_depth: int) -> jax.Array:
@@ -228,17 +251,6 @@ def predict_scores(model: Mapping[str, Any], inputs: Any, max_depth: int) -> jax
 
     scores = jnp.broadcast_to(start, (inputs.shape[0], start.shape[0]))
     return jax.lax.fori_loop(0, model["num_trees"], add, scores)  # type: ignore[no-any-return]
-
-
-def _quantiles(leaf: Array, values: Array, weights: Array, quantile: float, num_nodes: int) -> jax.Array:
-    """The weighted quantile of ``values [rows]`` in each leaf: ``[nodes]``, 0 where there are none."""
-    order = jnp.lexsort((values, leaf))
-    values, weights = values[order], weights[order]
-    reached = jnp.cumsum(weights)
-    total = jnp.zeros(num_nodes).at[leaf].add(weights[jnp.argsort(order)])
-    before = jnp.cumsum(total) - total
-    at = jnp.searchsorted(reached, before + quantile * total)
-    return jnp.where(total > 0, values[jnp.minimum(at, len(values) - 1)], 0.0)
 
 
 def experiment[Config](

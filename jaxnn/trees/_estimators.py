@@ -3,87 +3,66 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import io
 import json
+from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
 
 import jax
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
 from jaxnn.record import jsonable, write_bytes
-from jaxnn.run import fit
+from jaxnn.run import export_function, fit
 from jaxnn.trees._binning import Bins, TableSource, learn_bins
-from jaxnn.trees._boosting import Boosting, boosting, experiment, predict_scores
+from jaxnn.trees._boosting import boosting, experiment, predict_scores
 from jaxnn.trees._objectives import Objective, cross_entropy, squared_error
+from jaxnn.trees._predictor import predictor
 from jaxnn.types import ConfigError, DataError, Examples, RecordError, Splits, check_int
 
 
 @dataclasses.dataclass(frozen=True)
 class _Config:
-    learning_rate: float
-    l1: float
-    l2: float
-    min_child_weight: float
-    min_gain: float
-    row_fraction: float
-    column_fraction: float
     batch_size: int
     num_steps: int
     seed: int
 
 
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class _GradientBoosting(BaseEstimator):
     """What classifier and regressor share: parameters, training and scores."""
 
-    def __init__(
-        self,
-        *,
-        objective: Objective | None = None,
-        num_trees: int = 100,
-        learning_rate: float = 0.1,
-        max_depth: int = 6,
-        num_leaves: int | None = None,
-        l1: float = 0.0,
-        l2: float = 1.0,
-        min_child_weight: float = 1e-3,
-        min_gain: float = 0.0,
-        row_fraction: float = 1.0,
-        column_fraction: float = 1.0,
-        max_bins: int = 255,
-        categorical: tuple[int, ...] = (),
-        monotone: tuple[int, ...] = (),
-        random_state: int | None = 0,
-    ) -> None:
-        self.objective = objective
-        self.num_trees = num_trees
-        self.learning_rate = learning_rate
-        self.max_depth = max_depth
-        self.num_leaves = num_leaves
-        self.l1 = l1
-        self.l2 = l2
-        self.min_child_weight = min_child_weight
-        self.min_gain = min_gain
-        self.row_fraction = row_fraction
-        self.column_fraction = column_fraction
-        self.max_bins = max_bins
-        self.categorical = categorical
-        self.monotone = monotone
-        self.random_state = random_state
-
-    def _default_objective(self) -> Objective:
-        raise NotImplementedError
+    objective: Objective | None = None
+    num_trees: int = 100
+    learning_rate: float = 0.1
+    max_depth: int = 6
+    num_leaves: int | None = None
+    l1: float = 0.0
+    l2: float = 1.0
+    min_child_weight: float = 1e-3
+    min_gain: float = 0.0
+    row_fraction: float = 1.0
+    column_fraction: float = 1.0
+    max_bins: int = 255
+    categorical: tuple[int, ...] = ()
+    monotone: tuple[int, ...] = ()
+    random_state: int | None = 0
+    patience: int | None = None
+    validation_fraction: float = 0.1
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
 
-    def _train(self, inputs: np.ndarray, targets: np.ndarray, sample_weight: Any, objective: Objective) -> Self:
+    def _train(self, inputs: np.ndarray, targets: np.ndarray, sample_weight: Any) -> Self:
         weights = np.ones(len(inputs), np.float32)
         if sample_weight is not None:
             given = [sample_weight] * len(inputs) if isinstance(sample_weight, int | float) else sample_weight
@@ -91,32 +70,35 @@ class _GradientBoosting(BaseEstimator):
             check_consistent_length(inputs, weights)
             if weights.ndim != 1 or not weights.any():
                 raise DataError("sample_weight must be a number for each row, [rows], and one weight not zero.")
-        is_classifier, num_classes = hasattr(self, "classes_"), len(getattr(self, "classes_", ()))
+        objective, num_classes = self._objective(), len(getattr(self, "classes_", ()))
         if (objective.num_classes or 0) != num_classes:
-            wanted = f"labels of {num_classes} classes" if is_classifier else "numbers"
+            wanted = f"labels of {num_classes} classes" if num_classes else "numbers"
             raise ConfigError(f"the objective is not for {wanted}: see jn.trees.Objective.num_classes.")
         check_int("num_trees", self.num_trees)
-        inputs, targets, weights = (each[weights > 0] for each in (inputs, targets, weights))
-        self.bins_ = learn_bins(inputs, max_bins=self.max_bins, categorical=self.categorical)
-        examples = Examples({"bins": self.bins_.apply(inputs), "weight": weights}, targets)
-        fields = {field.name for field in dataclasses.fields(_Config)}
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        given = {name: value for name, value in self.get_params().items() if name in fields}
-        config = _Config(**given, batch_size=len(inputs), num_steps=self.num_trees, seed=seed)
-        static = {name: getattr(self, name) for name in ("max_depth", "num_leaves", "categorical", "monotone")}
-
-        def booster(config: _Config) -> Boosting:
-            return boosting(
-                objective, num_trees=config.num_steps, **{name: getattr(config, name) for name in given}, **static
-            )
-
-        data = Splits(TableSource(examples))
-        how: dict[str, Any] = {"record": False, "progress": "none", "steps_per_call": self.num_trees}
-        run = fit(experiment(config, lambda _: data, booster), **how)
+        rows, others = np.flatnonzero(weights), np.empty(0, int)
+        if self.patience is not None:
+            how = {"stratify": targets[rows] if num_classes else None, "random_state": seed}
+            rows, others = train_test_split(rows, test_size=self.validation_fraction, **how)
+        self.bins_ = learn_bins(inputs[rows], max_bins=self.max_bins, categorical=self.categorical)
+        examples = Examples({"bins": self.bins_.apply(inputs), "weight": weights}, targets)
+        train, validation = (TableSource(jax.tree.map(itemgetter(part), examples)) for part in (rows, others))
+        data = Splits(train, validation=validation if len(others) else None)
+        config = _Config(len(rows), self.num_trees, seed)
+        known = inspect.signature(boosting).parameters.keys() - {"objective"}
+        settings = {name: value for name, value in self.get_params().items() if name in known}
+        settings["categorical"] = self.bins_.num_categories
+        made = experiment(config, lambda _: data, lambda _: boosting(objective, **settings))
+        every: Any = dict.fromkeys(
+            ("steps_per_call", "report_every", "eval_every"), 1 if len(others) else self.num_trees
+        )
+        run = fit(made, record=False, progress="none", patience=self.patience, **every)
         self.own_objective_ = self.objective is not None
         self.state_ = jax.device_get({**run.state.params, **run.state.model_state})
         self.state_.pop("scores")  # of the training rows
         self.state_["start"] = self.state_["start"].astype(np.float64)
+        if len(others):
+            self.state_["num_trees"] = np.int32(1 + run.metrics["validation_loss"].argmin())
         # What predicts does not change with parameters that are set later.
         self.fitted_ = {name: value for name, value in self.get_params().items() if name != "objective"}
         return self
@@ -162,13 +144,24 @@ class _GradientBoosting(BaseEstimator):
         model.own_objective_ = facts["own_objective"]
         return model
 
-    def _scores(self, inputs: Any) -> np.ndarray:
+    def export(self, path: str | Path, *, platforms: Sequence[str] | None = None) -> Path:
+        """Writes predictions of numbers ``[rows, columns]`` float32 as a program that needs JAX alone.
+
+        A classifier's are probabilities. Path, platforms and errors are as of `Run.export`.
+        """
+        check_is_fitted(self)
+        predict = predictor(self.bins_, self.state_, self._objective(), max_depth=self.fitted_["max_depth"])
+        like = jax.ShapeDtypeStruct((1, self.n_features_in_), np.float32)
+        return export_function(Path(path), predict, like, "symbolic", platforms)
+
+    def _outputs(self, inputs: Any) -> np.ndarray:
         check_is_fitted(self)
         values = validate_data(self, inputs, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
-        start = self.state_["start"]
-        trees = {**self.state_, "start": np.zeros_like(start, np.float32)}
-        added: np.ndarray = start + np.asarray(_predict(trees, self.bins_.apply(values), self.fitted_["max_depth"]))
-        return added
+        far = self.state_["start"].astype(np.float32)  # as in `predictor`
+        trees = {**self.state_, "start": (self.state_["start"] - far).astype(np.float32)}
+        near = np.asarray(_predict(trees, self.bins_.apply(values), self.fitted_["max_depth"]))
+        scores = near.astype(np.float64) + far
+        return np.asarray(self._objective().outputs(scores[:, 0] if scores.shape[1] == 1 else scores))
 
 
 _predict = jax.jit(predict_scores, static_argnums=2)
@@ -177,7 +170,8 @@ _predict = jax.jit(predict_scores, static_argnums=2)
 class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):
     """Gradient-boosted trees for a number, with scikit-learn's interface; arguments as for `boosting`.
 
-    ``objective`` is by default `squared_error`.
+    ``objective`` is by default `squared_error`. With ``patience``, training stops after this many trees that do not
+    lower the loss of a random ``validation_fraction`` of the rows, and the best number of trees predicts.
 
     >>> model = jn.trees.GradientBoostingRegressor(num_trees=5, max_depth=2)
     >>> inputs = np.linspace(0, 1, 50)[:, None]
@@ -195,24 +189,22 @@ class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):
         lost = np.std(targets - known.astype(np.float64)) > 1e-3 * deviation
         if deviation > 0 and (lost or not 1e-12 < deviation < 1e12):
             raise DataError(f"float32 cannot hold the targets, whose deviation is {deviation:.3g}: standardize them.")
-        self._train(inputs, known, sample_weight, self.objective or self._default_objective())
+        self._train(inputs, known, sample_weight)
         self.state_["start"] += center
         return self
 
-    def _default_objective(self) -> Objective:
-        return squared_error()
+    def _objective(self) -> Objective:
+        return self.objective or squared_error()
 
     def predict(self, inputs: Any) -> np.ndarray:
         """Returns the predictions ``[rows]``."""
-        scores = self._scores(inputs)[:, 0]
-        outputs: np.ndarray = np.asarray((self.objective or self._default_objective()).outputs(scores))
-        return outputs
+        return self._outputs(inputs)
 
 
 class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):
     """Gradient-boosted trees for classes, with scikit-learn's interface; arguments as for `boosting`.
 
-    ``objective`` is by default `cross_entropy`.
+    ``objective`` is by default `cross_entropy`; ``patience`` is as of `GradientBoostingRegressor`.
 
     >>> model = jn.trees.GradientBoostingClassifier(num_trees=5, max_depth=2)
     >>> inputs = np.linspace(0, 1, 50)[:, None]
@@ -226,18 +218,15 @@ class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):
         check_classification_targets(targets)
         self.classes_, labels = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
-            raise DataError(f"the targets have one class, {self.classes_[0]!r}: classification needs two or more.")
-        objective = self.objective or self._default_objective()
-        return self._train(inputs, labels.astype(np.int32), sample_weight, objective)
+            raise DataError(f"the targets have one class, {targets.tolist()[0]!r}: classification needs two or more.")
+        return self._train(inputs, labels.astype(np.int32), sample_weight)
 
-    def _default_objective(self) -> Objective:
-        return cross_entropy(len(self.classes_))
+    def _objective(self) -> Objective:
+        return self.objective or cross_entropy(len(self.classes_))
 
     def predict_proba(self, inputs: Any) -> np.ndarray:
         """Returns the probability of each of ``classes_``: ``[rows, classes]``."""
-        scores = self._scores(inputs)
-        objective = self.objective or self._default_objective()
-        return np.asarray(objective.outputs(scores[:, 0] if scores.shape[1] == 1 else scores))
+        return self._outputs(inputs)
 
     def predict(self, inputs: Any) -> np.ndarray:
         """Returns the most probable class of each row: ``[rows]``."""

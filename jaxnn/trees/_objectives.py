@@ -29,19 +29,23 @@ class Objective(NamedTuple):
         metrics: further ``(score, target) -> []`` by name, averaged in evaluations.
         num_classes: of targets that are labels; None: targets are numbers.
         least_target: of the targets, which must not be below it.
+        derivatives: ``(scores, targets, queries, weights) -> (gradients, Hessians)``, ``[rows]`` each, of an objective
+            that compares the rows of a query, such as `lambda_rank`. ``loss`` and ``metrics`` then take the same, and
+            return for each row the value of its query. A row of weight 0 does not count. None: those of the loss.
 
     >>> cubic = jn.trees.Objective(lambda score, target: jnp.abs(score - target) ** 3)
     """
 
-    loss: Callable[[Array, Any], Array]
+    loss: Callable[..., Array]
     num_outputs: int = 1
     start: Callable[[Any, Array], Array] | None = None
     hessian: Callable[[Array, Any], Array] | None = None
     leaf_quantile: float | None = None
     outputs: Callable[[Array], Array] = lambda scores: scores
-    metrics: Mapping[str, Callable[[Array, Any], Array]] = {}
+    metrics: Mapping[str, Callable[..., Array]] = {}
     num_classes: int | None = None
     least_target: float = -math.inf
+    derivatives: Callable[[Array, Any, Array, Array], tuple[Array, Array]] | None = None
 
 
 def check_targets(objective: Objective, split: str, targets: Any) -> None:
@@ -54,9 +58,12 @@ def check_targets(objective: Objective, split: str, targets: Any) -> None:
         raise DataError(f"{split}: the targets must be labels 0 … {objective.num_classes - 1}, integers [rows].")
 
 
-def derivatives(objective: Objective, scores: Any, targets: Any) -> Any:
+def derivatives(objective: Objective, scores: Any, targets: Any, queries: Any, weights: Any) -> Any:
     """Losses ``[rows]``, gradients and Hessians ``[rows, outputs]`` at ``scores [rows, outputs]``."""
     one_output = objective.num_outputs == 1
+    if objective.derivatives is not None:
+        rows = scores[:, 0] if one_output else scores, targets, queries, weights
+        return objective.loss(*rows), *(jnp.reshape(each, scores.shape) for each in objective.derivatives(*rows))
 
     def of_row(score: jax.Array, target: Any) -> Any:
         def loss(score: Array) -> Array:
@@ -75,12 +82,22 @@ def weighted_mean(values: Array, weights: Array) -> jax.Array:
     return (values * weights).sum() / weights.sum()
 
 
-def weighted_quantile(values: Array, weights: Array, quantile: float) -> jax.Array:
-    """The smallest of ``values [rows]`` that at least this share of the ``weights [rows]`` does not exceed."""
-    values = jnp.asarray(values)
-    order = jnp.argsort(values)
-    reached = jnp.cumsum(jnp.asarray(weights)[order])
-    return values[order][jnp.searchsorted(reached, quantile * reached[-1])]
+def leaf_quantiles(leaf: Array, values: Array, weights: Array, quantile: float, num_nodes: int) -> jax.Array:
+    """The smallest value that at least this share of the weights ``[rows]`` in each leaf does not exceed: ``[nodes]``.
+
+    It is 0 where there are none.
+    """
+    order = jnp.lexsort((values, leaf))
+    values, weights = values[order], weights[order]
+    reached = jnp.cumsum(weights)
+    total = jnp.zeros(num_nodes).at[leaf].add(weights[jnp.argsort(order)])
+    before = jnp.cumsum(total) - total
+    at = jnp.searchsorted(reached, before + quantile * total)
+    return jnp.where(total > 0, values[jnp.minimum(at, len(values) - 1)], 0.0)
+
+
+def _quantile(values: Array, weights: Array, quantile: float) -> jax.Array:
+    return leaf_quantiles(jnp.zeros(len(values), int), values, weights, quantile, 1)[0]
 
 
 def squared_error() -> Objective:
@@ -113,10 +130,12 @@ def quantile_error(quantile: float) -> Objective:
     def loss(score: Array, target: Array) -> Array:
         return jnp.maximum(quantile * (target - score), (quantile - 1) * (target - score))
 
-    def start(targets: Array, weights: Array) -> jax.Array:
-        return weighted_quantile(targets, weights, quantile)
-
-    return Objective(loss, start=start, hessian=lambda *_: jnp.ones(()), leaf_quantile=quantile)
+    return Objective(
+        loss,
+        start=lambda targets, weights: _quantile(targets, weights, quantile),
+        hessian=lambda *_: jnp.ones(()),
+        leaf_quantile=quantile,
+    )
 
 
 def huber(delta: float = 1.0) -> Objective:
@@ -125,13 +144,11 @@ def huber(delta: float = 1.0) -> Objective:
     >>> float(jn.trees.huber(1.0).loss(3.0, 1.0))
     1.5
     """
-
-    def start(targets: Array, weights: Array) -> jax.Array:
-        return weighted_quantile(targets, weights, 0.5)
-
     # Its second derivative is 0 for large errors, of which a leaf may be full.
     return Objective(
-        lambda score, target: optax.huber_loss(score, target, delta=delta), 1, start, lambda *_: jnp.ones(())
+        lambda score, target: optax.huber_loss(score, target, delta=delta),
+        start=lambda targets, weights: _quantile(targets, weights, 0.5),
+        hessian=lambda *_: jnp.ones(()),
     )
 
 

@@ -41,9 +41,8 @@ def table(rows: int = ROWS, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def experiment(**settings: Any) -> jn.Experiment[Config]:
     def booster(config: Config) -> trees.Boosting:
         rates = {"learning_rate": config.learning_rate, "row_fraction": config.row_fraction}
-        return trees.boosting(
-            trees.squared_error(), num_trees=config.num_steps, max_depth=2, categorical=(3,), **rates, **settings
-        )
+        given = {"categorical": (3,)} | settings
+        return trees.boosting(trees.squared_error(), num_trees=config.num_steps, max_depth=2, **rates, **given)
 
     splits = trees.binned(table(), table(32, 1), categorical=(3,))
     return trees.experiment(Config(), lambda config: splits, booster)
@@ -86,6 +85,25 @@ def test_a_member_of_a_sweep_grows_the_trees_of_its_run(trained: jn.Run, tmp_pat
     swept = jn.sweep(experiment(), points, run_dir=tmp_path / "sweep", steps_per_call=2, progress="none")
     (member,) = (one.index for one in swept.members if one.point == {"learning_rate": 0.3, "seed": 0})
     assert same_trees(swept.run(member).state.model_state, trained.state.model_state)
+
+
+@pytest.mark.slow
+def test_room_for_fewer_bins_and_categories_is_enough(trained: jn.Run) -> None:
+    run = tiny.fit(experiment(max_bins=ROWS, categorical={3: 6}), steps_per_call=2)
+    assert same_trees(run.state.model_state, trained.state.model_state)
+    with pytest.raises(jn.ConfigError, match="max_bins"):
+        tiny.fit(experiment(max_bins=20))
+    with pytest.raises(jn.ConfigError, match="num_categories"):
+        tiny.fit(experiment(categorical={3: 2}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("leaves", [None, 4])
+def test_implementations_grow_the_same_trees(leaves: int | None, trained: jn.Run) -> None:
+    run = trained if leaves is None else tiny.fit(experiment(num_leaves=leaves), steps_per_call=2)
+    with jn.nn.portable():  # those of other platforms
+        other = tiny.fit(experiment(num_leaves=leaves), steps_per_call=2)
+    assert same_trees(run.state.model_state, other.state.model_state)
 
 
 @pytest.mark.slow
@@ -240,6 +258,58 @@ def test_objectives_lower_their_loss(objective: trees.Objective) -> None:
     run = tiny.fit(trees.experiment(Config(), lambda _: splits, booster), steps_per_call=2, report_every=2)
     first, last = run.metrics["train_loss"]
     assert last < first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [trees.GradientBoostingRegressor, trees.GradientBoostingClassifier])
+def test_exported_predictions_of_numbers_are_those_of_the_model(kind: Any, trained: jn.Run, tmp_path: Path) -> None:
+    inputs, targets = table()
+    is_regressor = kind is trees.GradientBoostingRegressor
+    model = kind(num_trees=4, max_depth=3, categorical=(3,)).fit(
+        inputs, targets + 1000.3 if is_regressor else targets > 0
+    )
+    rows = np.float32(table(200, 1)[0])
+    rows[:, 3] = np.arange(200) % 11 - 2  # categories that were not seen among them
+    for column, edges in enumerate(model.bins_.edges[:3]):
+        near = edges.astype(np.float32)[:60]
+        for start, direction in zip((0, 60, 120), (-np.inf, 0, np.inf), strict=True):
+            rows[start : start + len(near), column] = np.nextafter(near, np.float32(direction)) if direction else near
+    content = model.export(tmp_path / "model.stablehlo").read_bytes()
+    expected = (model.predict if is_regressor else model.predict_proba)(rows).astype(np.float32)
+    np.testing.assert_array_equal(jax.export.deserialize(bytearray(content)).call(rows), expected)
+    splits, state = trained.experiment.data(trained.config), trained.state
+    predict = trees.predictor(splits.train.bins, {**state.params, **state.model_state})
+    np.testing.assert_array_equal(jax.jit(predict)(rows), trained.predict(splits.train.bins.apply(rows)))
+
+
+@pytest.mark.slow
+def test_the_best_number_of_trees_predicts_after_an_early_stop(tmp_path: Path) -> None:
+    splits = trees.binned(table(), validation=table(32, 1))
+    booster = trees.boosting(trees.squared_error(), num_trees=50, max_depth=3, learning_rate=0.9)
+    config = Config(num_steps=50)
+    how: Any = {"steps_per_call": 1, "report_every": 1, "eval_every": 1, "patience": 3, "run_dir": tmp_path / "run"}
+    run = tiny.fit(trees.experiment(config, lambda _: splits, lambda _: booster), **how)
+    assert run.summary.status == "stopped early" and run.metrics["step"][-1] < 50
+    inputs, targets = splits.validation.examples
+    loss = ((run.predict(inputs, state=run.best_state()) - targets) ** 2 / 2).mean()
+    np.testing.assert_allclose(loss, run.metrics["validation_loss"].min(), rtol=1e-5)
+    model = trees.GradientBoostingRegressor(num_trees=50, max_depth=3, learning_rate=0.9, patience=3).fit(*table())
+    grown = (model.state_["trees"]["weight"][:, 0, 0] > 0).sum()
+    assert model.state_["num_trees"] == grown - 3
+
+
+@pytest.mark.slow
+def test_plots_show_conditions_in_units_of_the_inputs() -> None:
+    inputs, _ = table()
+    targets = np.isin(inputs[:, 3], (1, 4)) * 2.0 + (inputs[:, 0] > 0.5)
+    model = trees.GradientBoostingRegressor(num_trees=1, max_depth=2, categorical=(3,)).fit(inputs, targets)
+    below = inputs[inputs[:, 0] <= 0.5, 0].max(), inputs[inputs[:, 0] > 0.5, 0].min()
+    figure = trees.plot_tree(model.state_, model.bins_, names="abcd")
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert texts[-1] == "d in {1, 4}\nmissing right\nweight 96" and len(texts) == 7
+    assert below[0] < float(texts[2].split("\n")[0].removeprefix("a ≤ ")) < below[1]
+    bars = trees.plot_importances(model.state_, "abcd").axes[0]
+    np.testing.assert_allclose([bar.get_width() for bar in bars.patches][-1], trees.importances(model.state_, 4)[3])
 
 
 @pytest.mark.slow

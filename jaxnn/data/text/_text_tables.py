@@ -36,7 +36,7 @@ def read_csv(
     validation: float | PathLike = 0.0,
     seed: int = 0,
 ) -> Splits:
-    r"""Reads texts and labels from columns of a CSV table in UTF-8. For a table of numbers, see `jaxnn.data.arrays`.
+    r"""Reads texts and labels from columns of a CSV table in UTF-8. For numbers and categories: `jaxnn.data.table`.
 
     Labels number the distinct entries of the label column, in numerical order if all are integers, else
     alphabetically; the entries become ``class_names``. Blank lines are ignored. Inputs and ``tokenizer`` are those of
