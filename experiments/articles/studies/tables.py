@@ -84,13 +84,9 @@ def _diamonds(folder: Path) -> jn.Splits:
 
 
 def _higgs(folder: Path) -> jn.Splits:
-    import pandas
-
-    train, test = (
-        pandas.read_csv(folder / f"binary.{part}", sep="\t", header=None).rename(columns=str)
-        for part in ("train", "test")
-    )
-    return jn.data.table(train, test=test, validation=0.15, target="0", classification=True)
+    how: Any = {"names": ["label", *(f"x{column}" for column in range(28))], "separator": "\t", "target": "label"}
+    test = folder / "binary.test"
+    return jn.data.table(folder / "binary.train", test=test, validation=0.15, classification=True, **how)
 
 
 TABLES: Mapping[str, Callable[[Path], jn.Splits]] = {
@@ -122,18 +118,17 @@ def load(name: str, folder: Path) -> tuple[jn.Splits, float]:
     return splits._replace(**{part: scaled(source) for part, source in splits.named().items()}), deviation
 
 
-def make_experiment(model: str, splits: jn.Splits, seed: int, settings: Settings) -> jn.Experiment[Config]:
+def make_experiment(model: str, splits: Any, seed: int, settings: Settings) -> jn.Experiment[Config]:
     """Returns the training of one of `MODELS` on a table."""
-    columns: Any = getattr(splits.train, "columns")  # noqa: B009
-    classes, rows = len(splits.class_names), splits.train.num_examples
+    columns, classes, rows = splits.train.columns, len(splits.class_names), splits.train.num_examples
     if model == "boosting":
-        binned = jn.trees.binned(splits)
-        categorical = {column: count - 1 for column, count in enumerate(columns.num_categories, len(columns.numbers))}
+        binned: Any = jn.trees.binned(splits)
 
         def booster(config: Config) -> jn.trees.Boosting:
             objective = jn.trees.cross_entropy(classes) if classes else jn.trees.squared_error()
-            sampling: Any = {"row_fraction": 0.8, "column_fraction": 0.8, "categorical": categorical}
-            return jn.trees.boosting(objective, num_trees=config.num_steps, max_depth=settings.max_depth, **sampling)
+            categorical = binned.train.bins.num_categories
+            how: Any = {"row_fraction": 0.8, "column_fraction": 0.8, "categorical": categorical}
+            return jn.trees.boosting(objective, num_trees=config.num_steps, max_depth=settings.max_depth, **how)
 
         return jn.trees.experiment(Config(rows, settings.trees, seed), lambda config: binned, booster)
     network = jn.models.TableMLP(
