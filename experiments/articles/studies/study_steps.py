@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxnn as jn
 from jaxnn.bench import NotMeasured
 from jaxnn.engine import make_step as make_train_step
-from jaxnn.parallel import SINGLE_DEVICE, Layout
+from jaxnn.parallel import SINGLE_DEVICE, Layout, computing_on
 
 # This many all-reduces per call amortize the overhead of the call.
 REDUCTIONS = 8
@@ -70,7 +70,8 @@ def make_step(
     everywhere, layout = NamedSharding(mesh, REPLICATED), Layout(mesh=mesh)
     # On one device: a sum over the rows of several has another order.
     init = functools.partial(jn.steps.init_train_state, experiment.task(config), experiment.optimizer(config))
-    state = jax.device_put(jax.jit(init)(jax.random.key(config.seed), first), everywhere)
+    with computing_on(devices[0].platform):
+        state = jax.device_put(jax.jit(init)(jax.random.key(config.seed), first), everywhere)
     batches = jax.device_put(batches, NamedSharding(mesh, SHARDED))
     step = make_train_step(experiment, SINGLE_DEVICE if alone or len(devices) == 1 else layout)
 
@@ -79,8 +80,8 @@ def make_step(
 
     if alone:
         train = jax.shard_map(train, mesh=mesh, in_specs=(REPLICATED, SHARDED), out_specs=REPLICATED, check_vma=False)
-    program = jax.jit(train, donate_argnums=0, out_shardings=everywhere)
-    compiled = program.lower(state, batches).compile()
+    with computing_on(devices[0].platform):  # implementations are those of the platform
+        compiled = jax.jit(train, donate_argnums=0, out_shardings=everywhere).lower(state, batches).compile()
     state, metrics = compiled(state, batches)
     losses, trained = np.asarray(metrics["loss"]), jax.device_get((state.params, state.model_state))
     digest = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(trained))).hexdigest()[:12]
