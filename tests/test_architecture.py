@@ -20,7 +20,7 @@ LEVELS = (
 LEVEL = {package: level for level, packages in enumerate(LEVELS.split(" > ")) for package in packages.split()}
 LAZY = (
     *("sklearn", "matplotlib", "orbax", "tyro", "pooch", "PIL", "chex", "ray", "grain", "equinox", "flax.nnx"),
-    *("tensorboardX", "wandb", "mlflow"),
+    *("tensorboardX", "wandb", "mlflow", "pandas"),
 )
 # The second sets the environment of worker processes; the third reads a secret.
 ENVIRONMENT = ("data/_files.py", "data/_grain.py", "parallel/_link.py")

@@ -208,7 +208,8 @@ def standardize(splits: Splits) -> Splits:
     """Scales each column of the inputs to mean 0 and variance 1 over ``train``.
 
     A column is one number of an example, over all examples. The other splits are shifted and scaled by the statistics
-    of ``train``; a column that is constant there becomes 0 in all splits.
+    of ``train``; a column that is constant there becomes 0 in all splits. In a `jaxnn.data.table`, where NaN is a
+    missing number, it becomes 0, and each column with missing ones in ``train`` adds a column that is 1 for those.
 
     Raises DataError for inputs that are not floats, or a source that is not an `ArraySource`.
 
@@ -216,20 +217,37 @@ def standardize(splits: Splits) -> Splits:
     >>> splits.train.examples.inputs.tolist()
     [[-1.0], [1.0]]
     """
+    columns: Any = getattr(splits.train, "columns", None)
+    if columns is not None and columns.scaling:  # standardized already
+        return splits
     inputs = array_source(splits.train).examples.inputs
-    if not np.issubdtype(getattr(inputs, "dtype", int), np.floating):
+    numbers = inputs.get("numbers") if isinstance(inputs, Mapping) else inputs
+    if not np.issubdtype(getattr(numbers, "dtype", int), np.floating):
         raise DataError(f"inputs {shapes_of(inputs)} cannot be standardized: give one array of floats to arrays().")
-    inputs = np.asarray(inputs)
-    mean = inputs.mean(axis=0, dtype=np.float64)
-    deviation = inputs.std(axis=0, dtype=np.float64)
-    varies = inputs.max(axis=0) > inputs.min(axis=0)
+    numbers = np.asarray(numbers)
+    known = ~np.isnan(numbers)
+    mean = numbers.mean(axis=0, dtype=np.float64, where=known)
+    deviation = numbers.std(axis=0, dtype=np.float64, where=known)
+    varies = np.nanmax(numbers, axis=0) > np.nanmin(numbers, axis=0)
     scale = np.divide(1.0, deviation, out=np.zeros_like(deviation), where=varies)
+    scaling = mean, scale, ~known.all(axis=0)
+    learnt = {} if columns is None else {"columns": dataclasses.replace(columns, scaling=scaling)}
     changed: dict[str, Any] = {}
     for name, source in splits.named().items():
         source = array_source(source)
-        scaled = ((np.asarray(source.examples.inputs) - mean) * scale).astype(np.float32)
-        changed[name] = dataclasses.replace(source, examples=Examples(scaled, source.examples.targets))
-    return splits._replace(**changed)
+        given, targets = source.examples
+        scaled: Any = apply_scaling(np.asarray(given["numbers"] if isinstance(given, Mapping) else given), *scaling)
+        scaled = {**given, "numbers": scaled} if isinstance(given, Mapping) else scaled
+        changed[name] = dataclasses.replace(source, examples=Examples(scaled, targets), **learnt)
+    others = {name: changed.pop(name) for name in splits.others}
+    return splits._replace(**changed, others=others)
+
+
+def apply_scaling(values: np.ndarray, mean: np.ndarray, scale: np.ndarray, missing: np.ndarray) -> np.ndarray:
+    """Returns standardized float32 columns ``[rows, ...]``; those of ``missing`` add one that is 1 for NaN."""
+    scaled: np.ndarray = ((values - mean) * scale).astype(np.float32)
+    scaled[np.isnan(values)] = 0
+    return np.hstack([scaled, np.isnan(values[:, missing]).astype(np.float32)]) if missing.any() else scaled
 
 
 def array_source(source: Source) -> ArraySource:

@@ -44,6 +44,15 @@ def check_split_names(names: Iterable[str]) -> None:
             )
 
 
+def distinct(entries: Iterable[str]) -> tuple[str, ...]:
+    """Returns the different entries, in numerical order if all are integers, else alphabetically."""
+    found = sorted(set(entries))
+    try:
+        return tuple(sorted(found, key=int))  # equal numbers such as 1 and 01 stay in alphabetical order
+    except ValueError:
+        return tuple(found)
+
+
 def is_integers(targets: PyTree) -> bool:
     """Whether ``targets`` are one array of integers."""
     return np.issubdtype(getattr(targets, "dtype", float), np.integer)

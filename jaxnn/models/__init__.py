@@ -9,7 +9,7 @@ are updated, which needs ``mutable=["batch_stats"]``. Constructors raise `Config
 integers, dropout rates outside 0…1 and arguments that do not fit together.
 """
 
-from jaxnn.models._feedforward import CNN, MLP
+from jaxnn.models._feedforward import CNN, MLP, TableMLP
 from jaxnn.models._generation import generate, stream
 from jaxnn.models._generative import VAE, ConvDecoder, UNet, VAEOutputs
 from jaxnn.models._gpt import GPT
@@ -31,6 +31,7 @@ __all__ = [
     "RecurrentLanguageModel",
     "ResNet",
     "ResNetBlock",
+    "TableMLP",
     "TextGenRNN",
     "TransformerClassifier",
     "UNet",

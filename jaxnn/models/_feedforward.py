@@ -1,17 +1,19 @@
-"""Feedforward networks: a multilayer perceptron, and a convolutional network for small images."""
+"""Feedforward networks: multilayer perceptrons, one of them for tables, and a convolutional network."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import linen
 from jax.typing import ArrayLike
 
 from jaxnn.models._model_inputs import check_fields, check_images
-from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, check_rate, max_pool, positive_ints
-from jaxnn.types import ConfigError, suggest
+from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, Embed, check_rate, max_pool, positive_ints
+from jaxnn.types import ConfigError, DataError, check_int, suggest
 
 _PADDINGS = ("SAME", "VALID")
 type Pooling = Callable[[jax.Array, tuple[int, int], tuple[int, int]], jax.Array]
@@ -51,6 +53,66 @@ class MLP(linen.Module):
             x = self.activation(Dense(width)(x))
             x = Dropout(self.dropout)(x, train=train)
         return Dense(outputs)(x)
+
+
+class TableMLP(linen.Module):
+    """A multilayer perceptron on numbers and embedded categories, as `jaxnn.data.table` and `standardize` give them.
+
+    With ``frequencies``, each number ``x`` is embedded too, ``relu(w @ [sin(2 pi c x), cos(2 pi c x)] + b)`` with its
+    own learnt ``c``, ``w`` and ``b``: PLR of Gorishniy, Rubachev & Babenko, "On Embeddings for Numerical Features in
+    Tabular Deep Learning" (2022, arXiv:2203.05556). Parameters: ``Embed_0``, the rows of all columns; ``frequencies``
+    and ``Einsum_0``; ``MLP_0``.
+
+    >>> model = jn.models.TableMLP((8, 2), num_categories=(4, 3), embedding_features=5)
+    >>> inputs = {"numbers": np.zeros((1, 6), np.float32), "categories": np.zeros((1, 2), np.int32)}
+    >>> jn.models.num_parameters(model, inputs)  # 7 * 5, (6 + 2 * 5) * 8 + 8, 8 * 2 + 2
+    189
+
+    Attributes:
+        features: units of each layer, outputs last.
+        num_categories: the number of ids of each categorical column, ``splits.train.columns.num_categories``.
+        embedding_features: width of the embedding of a category, and of a number.
+        frequencies: size of each ``c``; 0: numbers are not embedded.
+        frequency_scale: ``[]`` the deviation of the initial ``c``, worth a sweep from 0.01 to 10; may be a tracer.
+        dropout: ``[]`` the rate after each activation of the perceptron; may be a tracer.
+    """
+
+    features: tuple[int, ...]
+    _: dataclasses.KW_ONLY
+    num_categories: tuple[int, ...] = ()
+    embedding_features: int = 16
+    frequencies: int = 0
+    frequency_scale: ArrayLike = 0.1
+    dropout: ArrayLike = 0.0
+
+    def __post_init__(self) -> None:
+        self.num_categories = positive_ints("TableMLP: num_categories", self.num_categories, "(4, 3)")
+        check_fields(self, "embedding_features")
+        check_int("TableMLP: frequencies", self.frequencies, 0)
+        super().__post_init__()
+
+    @linen.compact
+    def __call__(self, inputs: Mapping[str, jax.Array], train: bool = False) -> jax.Array:
+        """``numbers`` and ``categories [batch, columns]``, of which one may lack, to ``[batch, features[-1]]``."""
+        x, ids = inputs.get("numbers"), inputs.get("categories")
+        columns = 0 if ids is None else ids.shape[1]
+        if columns != len(self.num_categories):
+            raise DataError(
+                f"the inputs have {columns} columns of categories, and TableMLP's num_categories are of "
+                f"{len(self.num_categories)}: give num_categories=splits.train.columns.num_categories."
+            )
+        if x is not None and self.frequencies:
+            init, columns = linen.initializers, x.shape[1]
+            c = self.param("frequencies", init.normal(self.frequency_scale), (columns, self.frequencies))
+            angles = 2 * math.pi * c[None] * x[..., None]
+            waves = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+            shape = (columns, 2 * self.frequencies, self.embedding_features)
+            x = linen.relu(linen.Einsum(shape, "bnk,nkd->bnd", kernel_init=init.lecun_normal(batch_axis=0))(waves))
+        if ids is not None:
+            first = np.cumsum([0, *self.num_categories[:-1]], dtype=np.int32)
+            ids = Embed(sum(self.num_categories), self.embedding_features)(ids + first[None])
+        parts = [part.reshape(part.shape[0], math.prod(part.shape[1:])) for part in (x, ids) if part is not None]
+        return MLP(self.features, dropout=self.dropout)(jnp.concatenate(parts, axis=1), train)
 
 
 class CNN(linen.Module):

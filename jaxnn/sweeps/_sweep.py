@@ -21,7 +21,7 @@ from jaxnn.sweeps._members import LOST, SEED, GroupRow, Groups, Member, count_by
 from jaxnn.types import ConfigError, Experiment, RecordError, suggest
 
 if TYPE_CHECKING:
-    import pandas  # type: ignore[import-untyped]
+    import pandas
     from matplotlib.figure import Figure
 
 FEW_VALUES = 6  # an axis with more values is described by its ends

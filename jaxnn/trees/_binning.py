@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.data import ArraySource, arrays
+from jaxnn.data import ArraySource, Columns, arrays
 from jaxnn.types import Array, Batch, ConfigError, DataError, Examples, Splits, check_int
 
 MISSING = 255  # the bin of NaN, and of categories that were not seen
@@ -34,7 +34,7 @@ class Bins:
     categorical: tuple[int, ...] = ()
 
     def apply(self, inputs: Array) -> np.ndarray:
-        """Returns the bins ``[rows, columns]`` uint8 of ``inputs [rows, columns]``; DataError for another width."""
+        """Returns the bins ``[rows, columns]`` uint8 of ``inputs [rows, columns]``, or a table's; else a DataError."""
         values = _numbers(inputs)
         if values.shape[1] != len(self.edges):
             raise DataError(f"the inputs have {values.shape[1]} columns, and the bins are of {len(self.edges)}.")
@@ -98,7 +98,10 @@ def learn_bins(
     return Bins(tuple(edges), tuple(categorical))
 
 
-def _numbers(inputs: Array) -> np.ndarray:
+def _numbers(inputs: Any) -> np.ndarray:
+    if isinstance(inputs, Mapping):  # of a table: numbers, then categories, where 0 is missing
+        ids = inputs.get("categories", np.zeros((len(inputs.get("numbers", ())), 0)))
+        inputs = np.hstack([inputs.get("numbers", ids[:, :0]), np.where(ids > 0, ids, np.nan)])
     values = np.asarray(inputs)
     if values.ndim != 2 or values.dtype.kind not in "fiub":
         given = f"{values.dtype} {list(values.shape)}"
@@ -112,9 +115,10 @@ def _numbers(inputs: Array) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableSource(ArraySource):
-    """A split of bins; a training batch is all of its rows, in order."""
+    """A split of bins; a training batch is all of its rows, in order. A `jaxnn.data.table` gives ``columns`` too."""
 
     bins: Bins | None = None
+    columns: Columns | None = None
 
     def order(self, seed: Array | int, steps: Array, batch_size: int) -> Array:
         """All rows, in order, for each of ``steps [k]``: ``[k, batch]`` int32."""
@@ -151,30 +155,45 @@ def binned(
     """Makes a data set of tables ``(inputs [rows, columns], targets [rows])`` as bins, learnt from ``train``.
 
     Missing values are NaN, categories integers. A third array, ``queries [rows]``, names the query of each row for an
-    objective such as `lambda_rank`; the rows of a query are side by side. The bins are ``splits.train.bins``. Raises
-    `DataError` as `learn_bins` and `jaxnn.data.arrays`.
+    objective such as `lambda_rank`; the rows of a query are side by side. ``train`` may also be a data set, such as of
+    `jaxnn.data.table`: then its splits, name and classes are taken, and its categories known. The bins are
+    ``splits.train.bins``. Raises `DataError` as `learn_bins` and `jaxnn.data.arrays`.
 
     >>> splits = jn.trees.binned((np.array([[0.5, 1], [np.nan, 3]]), [0, 1]), categorical=[1])
     >>> splits.train.examples.inputs.tolist(), splits.train.bins.categorical
     ([[0, 0], [255, 1]], (1,))
+    >>> table = jn.data.table({"age": [25, None], "job": ["cook", "nurse"], "pay": [1.5, 2.5]}, target="pay")
+    >>> train = jn.trees.binned(table).train
+    >>> train.bins.apply(train.columns.apply({"age": [30], "job": ["nurse"]})).tolist()
+    [[0, 1]]
     """
-    bins = learn_bins(train[0], max_bins=max_bins, categorical=categorical)
-    given = {"train": train, "test": test, "validation": validation}
-    parts: Any = {name: _binned_split(name, bins, *part) for name, part in given.items() if part is not None}
-    splits = arrays(**parts, name=name)
+    parts: dict[str, Any] = {"train": train, "test": test, "validation": validation}
+    parts = {split: part for split, part in parts.items() if part is not None}
+    columns: Columns | None = None
+    classes: tuple[str, ...] = ()
+    if isinstance(train, Splits):
+        name, classes, columns = train.name, train.class_names, getattr(train.train, "columns", None)
+        parts = {split: source.read(np.arange(source.num_examples)) for split, source in train.named().items()}
+        if columns is not None:
+            width = _numbers(parts["train"].inputs).shape[1]
+            categorical = range(width - len(columns.categories), width)
+    bins = learn_bins(parts["train"][0], max_bins=max_bins, categorical=categorical)
+    pairs: Any = {split: _binned_split(split, bins, *part) for split, part in parts.items()}
+    splits = arrays(**pairs, name=name, class_names=classes)
     named: Any = splits.named()
-    tables: Any = {part: TableSource(source.examples, bins=bins) for part, source in named.items()}
+    tables: Any = {part: TableSource(source.examples, bins=bins, columns=columns) for part, source in named.items()}
     return splits._replace(**tables)
 
 
-def _binned_split(split: str, bins: Bins, inputs: Array, targets: Any, queries: Any = None) -> tuple[Any, Any]:
+def _binned_split(split: str, bins: Bins, inputs: Any, targets: Any, queries: Any = None) -> tuple[Any, Any]:
+    found = bins.apply(inputs)
     if queries is None:
-        return bins.apply(inputs), targets
+        return found, targets
     queries = np.asarray(queries)
-    if queries.shape != (len(inputs),):
+    if queries.shape != (len(found),):
         raise DataError(f"{split}: queries must be a number or text for each row, not {list(queries.shape)}.")
     starts = np.append(True, queries[1:] != queries[:-1])
     names, counts = np.unique(queries[starts], return_counts=True)
     if counts.max() > 1:
         raise DataError(f"{split}: the rows of query {names[counts.argmax()]} are not side by side: sort by query.")
-    return {"bins": bins.apply(inputs), "query": np.cumsum(starts, dtype=np.int32) - 1}, targets
+    return {"bins": found, "query": np.cumsum(starts, dtype=np.int32) - 1}, targets

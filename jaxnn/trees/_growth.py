@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from jaxnn.nn import batch_sharding, choose
+from jaxnn.types import cpu_count
 
 _WORDS = 8  # of 32 bits: one bit for each of 256 bins
 _BITS = 29  # of the sum of all gradients: an int32 holds four times as much, of which rounding may take a part
@@ -59,10 +59,10 @@ def fixed_point(gradient: Array, hessian: Array) -> tuple[Array, Array]:
     Sums of integers do not depend on their order: a tree is the same on any number of devices, in every batch of trees,
     and with any algorithm for its histograms. A unit is a power of two, about 2^-29 of the sum of all absolute values.
     """
-    pair = jnp.stack([gradient, hessian], axis=-1)
-    total = jnp.maximum(jnp.abs(pair).sum(axis=0), 1e-30)
+    total = jnp.maximum(jnp.stack([jnp.abs(gradient).sum(), jnp.abs(hessian).sum()]), 1e-25)
     unit = jnp.ldexp(jnp.ones(2), jnp.frexp(total)[1] - _BITS)
-    return jnp.round(pair / unit[None]).astype(jnp.int32), unit
+    rounded = [jnp.round(each / one).astype(jnp.int32) for each, one in zip((gradient, hessian), unit, strict=True)]
+    return jnp.stack(rounded, axis=-1), unit
 
 
 def _real(sums: Array, unit: Array) -> Array:
@@ -92,7 +92,7 @@ def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins:
                 return None, of_column(slot, both, column)
 
             # XLA runs the columns of one step in parallel.
-            summed = jax.lax.scan(next_column, None, bins, unroll=min(8, os.cpu_count() or 1))[1]
+            summed = jax.lax.scan(next_column, None, bins, unroll=min(8, cpu_count() or 1))[1]
             hessian = summed.astype(jnp.int32)
             return jnp.stack([((summed - hessian.astype(jnp.int64)) >> 32).astype(jnp.int32), hessian], axis=-1)
 
@@ -157,42 +157,41 @@ def best_splits(histogram: Array, total: Array, unit: Array, bounds: Array, colu
         made = [leaf_value(each, bounds, growth) for each in both]
         return made, [_score(each, value, growth) for each, value in zip(both, made, strict=True)]
 
-    def gain_of(left: Array) -> Array:
-        """Of ``left [nodes, columns, 2]``, without what the node had before: ``[nodes, columns]``."""
+    def gain_of(left: Array, columns: Array, ways: Array) -> Array:
+        """Of ``left [nodes, k, 2]``, without what the node had before: ``[nodes, k]``."""
         (left_value, right_value), scores = sides(left, total[:, None], bounds[:, None])
         least = jnp.minimum(left[..., 1], total[:, None, 1] - left[..., 1])
-        allowed = (least > 0) & (least * unit[1] >= growth.min_child_weight) & columns[None]
+        allowed = (least > 0) & (least * unit[1] >= growth.min_child_weight) & columns
         if growth.monotone:
-            allowed &= jnp.array(growth.monotone)[None] * (right_value - left_value) >= 0
+            allowed &= ways * (right_value - left_value) >= 0
         return jnp.where(allowed, scores[0] + scores[1], -jnp.inf)
 
-    def next_bin(carry: Any, bin_: Array) -> Any:
-        left, best, at, index = carry
-        left = left + bin_
-        gains = jnp.stack([gain_of(left), gain_of(left + missing)])
-        here = gains.max(axis=0)
-        at = jnp.where(here > best, index + gains.argmax(axis=0), at)
-        return (left, jnp.maximum(best, here), at, index + 2), None
+    ways = jnp.array(growth.monotone or (0,) * num_columns)
 
-    # ``at`` is twice the last value on the left, and one more if missing values go left.
+    def gain_here(left: Array) -> Array:
+        given = columns[None], ways[None]
+        return jnp.maximum(gain_of(left, *given), gain_of(left + missing, *given))
+
+    def next_bin(carry: Any, bin_: Array) -> Any:
+        left, best = carry
+        return (left + bin_, jnp.maximum(best, gain_here(left + bin_))), None
+
     by_value = jnp.moveaxis(values, 2, 0)
     if _is_sequential():  # nothing of the size of the histogram is stored
-        zeros = jnp.zeros((num_nodes, num_columns), jnp.int32)
-        first = jnp.zeros_like(missing), jnp.full(zeros.shape, -jnp.inf), zeros, jnp.int32(0)
-        (_, best, at, _), _ = jax.lax.scan(next_bin, first, by_value)
+        none = jnp.full((num_nodes, num_columns), -jnp.inf)
+        (_, best), _ = jax.lax.scan(next_bin, (jnp.zeros_like(missing), none), by_value)
     else:
-        left = jnp.cumsum(by_value, axis=0)
-        gains = jax.vmap(gain_of)(jnp.stack([left, left + missing[None]], axis=1).reshape(-1, *missing.shape))
-        best, at = gains.max(axis=0), gains.argmax(axis=0)
+        best = jax.vmap(gain_here)(jnp.cumsum(by_value, axis=0)).max(axis=0)
+    # Where the best column is split, and with or without its missing values on the left.
     node, column = jnp.arange(num_nodes), best.argmax(axis=1)
-    last, with_missing = at[node, column] // 2, at[node, column] % 2 == 1
-    is_left = jnp.arange(num_values)[None] <= last[:, None]
-    left = jnp.where(is_left[..., None], values[node, column], 0).sum(axis=1)
-    absent = missing[node, column]
-    left = left + jnp.where(with_missing[:, None], absent, 0)
+    sums, absent = jnp.cumsum(values[node, column], axis=1), missing[node, column]
+    left = jnp.stack([sums, sums + absent[:, None]], axis=2).reshape(num_nodes, -1, 2)
+    gains = gain_of(left, columns[column][:, None], ways[column][:, None])
+    at = gains.argmax(axis=1)
+    last, with_missing, left = at >> 1, at & 1 == 1, left[node, at]
     (left_value, right_value), _ = sides(left, total, bounds)
     before = _real(total, unit)
-    gain = best[node, column] - _score(before, leaf_value(before, bounds, growth), growth)
+    gain = gains[node, at] - _score(before, leaf_value(before, bounds, growth), growth)
     # Without missing values in training, they go with most rows.
     missing_left = jnp.where(absent[:, 1] == 0, 2 * left[:, 1] >= total[:, 1], with_missing)
     left_side = jnp.concatenate([rank[node, column] <= last[:, None], missing_left[:, None]], axis=1)

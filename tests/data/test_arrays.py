@@ -127,7 +127,9 @@ def test_split_off_validation_takes_the_last_examples():
 
 def test_standardize_uses_the_statistics_of_train():
     # Train column 0: 1, 3 -> mean 2, deviation 1. Column 1: constant. Test 5 -> (5 - 2) / 1 = 3.
-    splits = standardize(arrays(([[1.0, 0.1], [3.0, 0.1]], [0, 1]), ([[5.0, 0.4]], [0])))
+    other = ([[5.0, 0.4]], [0])
+    splits = standardize(arrays(([[1.0, 0.1], [3.0, 0.1]], [0, 1]), other, others={"more": other}))
+    np.testing.assert_array_equal(splits.others["more"].examples.inputs, [[3, 0]])
     np.testing.assert_array_equal(splits.train.examples.inputs, [[-1, 0], [1, 0]])
     np.testing.assert_array_equal(splits.test.examples.inputs, [[3, 0]])
     assert splits.train.examples.inputs.dtype == np.float32

@@ -52,7 +52,9 @@ MODELS = {
 
 
 def experiment(name: str) -> jn.Experiment[Any]:
-    """Trains ``MODELS[name]`` by Adam: GPTs in bfloat16, the others in float32."""
+    """Trains ``MODELS[name]`` by Adam, GPTs in bfloat16, the others in float32; or ``trees``."""
+    if name == "trees":
+        return tree_experiment()
     reads_text = name.startswith(("lstm", "gru", "gpt"))
     shape = (TIME,) if reads_text else (256,) if name == "mlp" else (16, 16, 3)
     inputs = np.ones((2 * BATCH, *shape), np.int32 if reads_text else np.float32)
@@ -65,6 +67,18 @@ def experiment(name: str) -> jn.Experiment[Any]:
         optimizer=lambda config: optax.adam(config.learning_rate),
         batch_size=BATCH,
     )
+
+
+def tree_experiment() -> jn.Experiment[Any]:
+    """Boosts trees of a table with a category."""
+    inputs = np.random.default_rng(0).integers(0, 9, (32 * BATCH, 4)).astype(float)
+    splits = jn.trees.binned((inputs, inputs[:, 0].astype(np.float32)), categorical=(3,))
+
+    def booster(config: Any) -> jn.trees.Boosting:
+        given = {"num_trees": 2, "max_depth": 3, "categorical": (3,)}
+        return jn.trees.boosting(jn.trees.squared_error(), learning_rate=config.learning_rate, **given)
+
+    return jn.trees.experiment(tiny.Config(batch_size=32 * BATCH, num_steps=2), lambda config: splits, booster)
 
 
 class Program(NamedTuple):

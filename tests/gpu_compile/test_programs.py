@@ -112,3 +112,16 @@ def test_training_step(case: Case) -> None:
 
     assert program.products == {"bf16" if family == "gpt" else "f32"}
     assert "f64" not in program.dtypes
+
+
+@pytest.mark.parametrize(("how", "members"), [("one", 4), ("data", 1), ("data+members+data", 2)])
+def test_boosted_trees(how: str, members: int) -> None:
+    program = compile_step("trees", how, members)
+    assert "f64" not in program.dtypes and "s64" not in program.dtypes and not program.calls
+    if how == "one":
+        assert not program.collectives
+    else:
+        # Of three levels the histograms of up to two parents, and two sums; the scores of all rows are gathered.
+        assert program.collectives["all-reduce"][0] == 3 + 2
+        assert 3 * 4 * 2 * 256 * 8 <= program.collectives["all-reduce"][1] < 3 * 4 * 2 * 256 * 8 + 64
+        assert program.collectives["all-gather"] == (1, 32 * BATCH * 4)

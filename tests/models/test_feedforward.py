@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from flax import linen
 
-from jaxnn.models import CNN, MLP
+from jaxnn.models import CNN, MLP, TableMLP
 from jaxnn.nn import avg_pool, max_pool
-from jaxnn.types import ConfigError
+from jaxnn.types import ConfigError, DataError
 from tests import draws
 
 IMAGES = draws.normal(1, 4, 16, 10, 1)
@@ -80,3 +80,26 @@ def test_images_too_small_for_the_blocks() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             jax.eval_shape(CNN(2, **options).init, jax.random.key(0), jnp.ones((1, *size, 1)))
+
+
+def test_a_table_is_embedded_by_column() -> None:
+    model = TableMLP((3,), num_categories=(4, 2), embedding_features=5, frequencies=2, frequency_scale=1.0)
+    inputs = {
+        "numbers": draws.normal(2, 6, 3),
+        "categories": np.int32([[0, 1], [3, 0], [1, 1], [2, 0], [0, 0], [3, 1]]),
+    }
+    variables = draws.variables(model, inputs)
+    params = linen.unbox(variables["params"])
+    parts = []
+    for column in range(3):  # each number's own periodic features and layer
+        angles = 2 * np.pi * inputs["numbers"][:, column, None] * params["frequencies"][column][None]
+        waves = np.hstack([np.sin(angles), np.cos(angles)])
+        parts.append(
+            np.maximum(waves @ params["Einsum_0"]["kernel"][column] + params["Einsum_0"]["bias"][None, column], 0)
+        )
+    parts += [params["Embed_0"]["embedding"][first + inputs["categories"][:, i]] for i, first in enumerate((0, 4))]
+    dense = params["MLP_0"]["Dense_0"]
+    expected = np.hstack(parts) @ dense["kernel"] + dense["bias"][None]
+    np.testing.assert_allclose(model.apply(variables, inputs), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(DataError, match="have 2 columns of categories, and TableMLP's num_categories are of 0"):
+        jax.eval_shape(TableMLP((3,)).init, jax.random.key(0), inputs)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxnn.data._arrays import split_by_fraction
+from jaxnn.data._examples import distinct
 from jaxnn.data._files import PathLike, fetch, folder_with, read_text
 from jaxnn.data.text._text_sets import text_arrays
 from jaxnn.data.text._tokenizer import Tokenizer
@@ -35,7 +36,7 @@ def read_csv(
     validation: float | PathLike = 0.0,
     seed: int = 0,
 ) -> Splits:
-    r"""Reads texts and labels from columns of a CSV table in UTF-8. For a table of numbers, see `jaxnn.data.arrays`.
+    r"""Reads texts and labels from columns of a CSV table in UTF-8. For numbers and categories: `jaxnn.data.table`.
 
     Labels number the distinct entries of the label column, in numerical order if all are integers, else
     alphabetically; the entries become ``class_names``. Blank lines are ignored. Inputs and ``tokenizer`` are those of
@@ -69,11 +70,7 @@ def read_csv(
         return _texts_and_labels(Path(file), rows, columns, label, header)
 
     lines, entries = read(path)
-    try:
-        # Equal numbers such as 1 and 01 are in alphabetical order.
-        class_names = tuple(sorted(sorted(set(entries)), key=int))
-    except ValueError:
-        class_names = tuple(sorted(set(entries)))
+    class_names = distinct(entries)
     numbers = {name: index for index, name in enumerate(class_names)}
     labels = np.array([numbers[entry] for entry in entries], np.int32)
     given = {"test": test, "validation": validation}

@@ -1,0 +1,253 @@
+"""Tables of numbers and categories: CSV and Parquet files, data frames, dicts of columns."""
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxnn.data._arrays import ArraySource, apply_scaling, split_by_fraction
+from jaxnn.data._examples import distinct
+from jaxnn.data._files import os_errors_named
+from jaxnn.types import ConfigError, DataError, Examples, Splits, suggest
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """How the columns of a table become inputs.
+
+    Attributes:
+        numbers: names of the columns in ``inputs["numbers"]``.
+        categories: by name, the categories of each column in ``inputs["categories"]``; the first has id 1.
+        missing: texts that mean a missing value.
+        scaling: what `standardize` learnt: mean, 1 / deviation, and whether some are missing; ``[columns]`` each.
+
+    >>> splits = jn.data.table({"age": [25, None], "job": ["cook", "nurse"], "pay": [1.5, 2.5]}, target="pay")
+    >>> splits.train.columns.apply({"age": [30], "job": ["pilot"]})
+    {'numbers': array([[30.]], dtype=float32), 'categories': array([[0]], dtype=int32)}
+    """
+
+    numbers: tuple[str, ...]
+    categories: Mapping[str, tuple[str, ...]]
+    missing: tuple[str, ...]
+    scaling: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+
+    @property
+    def num_categories(self) -> tuple[int, ...]:
+        """The number of ids of each column in ``inputs["categories"]``, including 0, for `jaxnn.models.TableMLP`."""
+        return tuple(len(known) + 1 for known in self.categories.values())
+
+    def apply(self, table: Any) -> dict[str, np.ndarray]:
+        """Returns the inputs of a file, a data frame or a dict, which may have more columns; DataError as `table`."""
+        kinds = dict.fromkeys(self.numbers, False) | dict.fromkeys(self.categories, True)
+        return self.encode(_read(table, "the table", self.missing, kinds))
+
+    def encode(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the inputs of columns that are arrays of numbers, and of texts."""
+        inputs = {}
+        if self.numbers:
+            numbers = np.stack([columns[name] for name in self.numbers], axis=1).astype(np.float32)
+            inputs["numbers"] = apply_scaling(numbers, *self.scaling) if self.scaling else numbers
+        if self.categories:
+            inputs["categories"] = np.stack([_ids(columns[name], known) for name, known in self.categories.items()], 1)
+        return inputs
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TabularSource(ArraySource):
+    """A split of a table, with the ``columns`` that encode further rows."""
+
+    columns: Columns
+
+
+def table(
+    train: Any,
+    *,
+    target: str,
+    test: Any = 0.0,
+    validation: Any = 0.0,
+    classification: bool | None = None,
+    categorical: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    names: Sequence[str] | None = None,
+    separator: str = ",",
+    missing: Sequence[str] = ("?",),
+    seed: int = 0,
+) -> Splits:
+    """Makes a data set of a table: a CSV or Parquet file, a data frame of pandas or polars, or a dict of columns.
+
+    Inputs are a dict of ``numbers`` float32 ``[columns]``, NaN where missing, and ``categories`` int32 ``[columns]``,
+    ids from 1, and 0 where missing or not in the training rows; without such columns it lacks the key. Texts, booleans
+    and pandas' categories are categories. `standardize` prepares the numbers for networks; `jaxnn.trees.binned` takes
+    them as they are. ``splits.train.columns`` are the `Columns`. Files need ``pip install "jaxnn[tables]"``.
+
+    >>> columns = {"age": [25, None, 40], "job": ["cook", "nurse", "cook"], "pay": [1.5, 2.5, 3.0]}
+    >>> jn.data.table(columns, target="pay", test=0.3)
+    Splits(table: 2 train, 1 test, inputs {categories: int32 [1], numbers: float32 [1]})
+
+    Args:
+        train: the table of the training examples.
+        target: name of the column to predict.
+        test: a table with the same columns, or the fraction of the rows for ``test``: random, not stratified.
+        validation: the same for ``validation``.
+        classification: whether the target is a class, and no number. None: by its type; must be given for integers.
+        categorical: names of columns of numbers, or of texts and numbers, that are categories.
+        drop: names of columns to leave out.
+        names: names of the columns of a CSV file that has no header.
+        separator: the character between the columns of a CSV file.
+        missing: texts that mean a missing value, beside the empty one, nan, None, and those of pandas in a CSV file.
+        seed: the seed of the random choice.
+
+    Raises:
+        ConfigError: pandas or pyarrow, which read files, are not installed.
+        DataError: a file that cannot be read, or a column that cannot be used; a target that is missing in some row,
+            has one class, too many, or one that is not in ``train``; fractions that leave nothing to train on.
+    """
+    # The first are what is missing in NumPy, Python and pandas, as texts.
+    missing = ("", "nan", "None", "<NA>", *([missing] if isinstance(missing, str) else missing))
+    file: Any = {"names": names, "separator": separator}
+    known = dict.fromkeys(categorical, True) | {target: classification}
+    whole = _read(train, "train", missing, known, drop, **file)
+    values = whole[target]
+    if classification is None and values.dtype.kind in "iu":
+        raise DataError(f"the target {target!r} is integers: say classification=True for labels, False for numbers.")
+    is_class = values.dtype == object
+    classes = distinct({*values.tolist()} - {""}) if is_class else ()
+    if is_class and not 2 <= len(classes) <= max(20, min(1_000, len(values) // 2)):
+        raise DataError(
+            f"the target {target!r} has {len(classes):,} classes in {len(values):,} rows, such as {classes[:2]!s:.80}: "
+            "choose another, or if it is a number, convert it and say classification=False."
+        )
+    given = {"test": test, "validation": validation}
+    fractions: Any = {split: value or 0.0 for split, value in given.items() if isinstance(value, int | float | None)}
+    index: Any = range(len(values))
+    rows = {split: part for split, (_, part) in split_by_fraction(index, np.array(index), fractions, seed).items()}
+    columns = _determine({name: one[rows["train"]] for name, one in whole.items() if name != target}, missing, known)
+    tables = {"train": (whole, rows)}
+    for split in given.keys() - fractions.keys():
+        kinds = {name: one.dtype == object for name, one in whole.items()}
+        tables[split] = _read(given[split], split, missing, kinds, **file), {split: slice(None)}
+    sources: dict[str, Any] = {}
+    for where, (one, parts) in tables.items():
+        inputs, targets = columns.encode(one), _targets(one[target], f"{where}: the target {target!r}", classes)
+        for split, part in parts.items():
+            examples = Examples({key: array[part] for key, array in inputs.items()}, targets[part])
+            sources[split] = TabularSource(examples, columns=columns)
+    name = Path(train).stem if isinstance(train, str | os.PathLike) else "table"
+    return Splits(**sources, name=name, class_names=classes)
+
+
+def _determine(
+    train: Mapping[str, np.ndarray], missing: tuple[str, ...], categorical: Mapping[str, bool | None]
+) -> Columns:
+    """Returns the encoding of the training rows."""
+    if not train:
+        raise DataError("train has no column besides the target.")
+    numbers, categories = [], {}
+    for name, values in train.items():
+        if values.dtype != object and not np.isnan(values).all():
+            numbers.append(name)
+            continue
+        categories[name] = found = distinct({*values.tolist()} - {""}) if values.dtype == object else ()
+        if not found:
+            raise DataError(f"column {name!r} has no value in any training row: add it to drop.")
+        texts = [text for text in found if not text.lstrip("-").replace(".", "", 1).isdigit()]
+        if name not in categorical and 0 < len(texts) < len(found) / 2:
+            raise DataError(
+                f"column {name!r} has numbers, and texts such as {texts[0]!r}: fix them, add them to missing, or name "
+                "the column in categorical."
+            )
+    return Columns(tuple(numbers), categories, missing)
+
+
+def _targets(values: np.ndarray, where: str, classes: tuple[str, ...]) -> np.ndarray:
+    """Returns labels int32 ``[rows]``, or numbers float32 ``[rows]`` if there are no classes."""
+    targets = _ids(values, classes) - 1 if classes else values.astype(np.float32)
+    wrong = targets < 0 if classes else np.isnan(targets)
+    if wrong.any():
+        row = wrong.argmax()
+        what = (
+            f"{values[row]!r}, no class of train ({', '.join(classes[:5])})," if values[row] and classes else "missing"
+        )
+        raise DataError(f"{where} is {what} in row {row} (such rows: {wrong.sum():,}): fix or remove them in a frame.")
+    return targets
+
+
+def _ids(texts: np.ndarray, known: tuple[str, ...]) -> np.ndarray:
+    ids = {text: number for number, text in enumerate(known, 1)}
+    return np.array([ids.get(text, 0) for text in texts], np.int32)
+
+
+def _read(
+    table: Any,
+    where: str,
+    missing: tuple[str, ...],
+    kinds: Mapping[str, bool | None],
+    drop: Sequence[str] | None = None,
+    **file: Any,
+) -> dict[str, np.ndarray]:
+    """Returns the columns of ``kinds``, or with ``drop`` all others too, as `_convert` does."""
+    if isinstance(table, str | os.PathLike):
+        table = _read_file(Path(table), missing, **file)
+    if not isinstance(table, Mapping) and not hasattr(table, "columns"):
+        raise DataError(f"{where} must be a path, a data frame or a dict of columns, not a {type(table).__name__}.")
+    given: list[Any] = [*getattr(table, "columns", table)]
+    if lacking := [name for name in (*kinds, *(drop or ())) if name not in given]:
+        raise DataError(f"{where} has no column {lacking[0]!r}: {suggest(lacking[0], map(str, given))}.")
+    wanted = kinds if drop is None else [name for name in given if name not in drop or name in kinds]
+    columns = {name: _convert(table[name], kinds.get(name), missing, f"{where}: column {name!r}") for name in wanted}
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len({*lengths.values()}) != 1 or 0 in lengths.values():
+        raise DataError(f"{where} must have rows, as many in each column, not {lengths}.")
+    return columns
+
+
+def _convert(given: Any, category: bool | None, missing: tuple[str, ...], where: str) -> np.ndarray:
+    """Returns a column as numbers, or if ``category`` as texts, "" where missing; None: its type decides."""
+    values: Any = np.asarray(given)
+    if values.dtype.kind == "U":
+        values = np.asarray(given, object)  # a list keeps the numbers among its texts
+    if values.ndim != 1 or values.dtype.kind not in "iufbO":
+        raise DataError(f"{where} must be numbers or texts [rows], not {values.dtype} {list(values.shape)}.")
+    if category is None:
+        texts = {str(item).strip() for item in values.tolist() if isinstance(item, str | bool)}
+        category = bool(texts - {*missing}) or str(getattr(given, "dtype", "")) == "category"
+    if category or values.dtype.kind not in "iuf":
+        # Integers are floats in a column where some are missing.
+        items = (int(x) if isinstance(x, float) and x.is_integer() else x for x in values.tolist())
+        found = ["" if text in missing else text for text in (str(item).strip() for item in items)]
+        if category:
+            return np.array(found, object)
+        try:
+            values = np.array([float(text or "nan") for text in found])
+        except ValueError as error:
+            raise DataError(f"{where} is of numbers: {error}.") from error
+    with np.errstate(over="ignore"):
+        infinite = np.isinf(values.astype(np.float32))
+    if infinite.any():
+        raise DataError(f"{where} is infinite, as float32, in row {infinite.argmax()}: fix it, or make it missing.")
+    return np.asarray(values)
+
+
+@os_errors_named()
+def _read_file(
+    path: Path, missing: tuple[str, ...], *, names: Sequence[str] | None = None, separator: str = ","
+) -> Any:
+    path.stat()  # its error has the file's name
+    try:
+        import pandas
+
+        if path.suffix in (".parquet", ".pq"):
+            return pandas.read_parquet(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pandas.errors.ParserWarning)  # rows longer than the header
+            how = {"index_col": False, "skipinitialspace": True, "low_memory": False, "na_values": [*missing]}
+            return pandas.read_csv(path, sep=separator, names=names, **how)
+    except ImportError as error:
+        raise ConfigError(f'{path.name} needs pandas and pyarrow to be read: pip install "jaxnn[tables]".') from error
+    except (ValueError, Warning) as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{path} cannot be read ({reason}): check separator and names.") from error

@@ -1,0 +1,131 @@
+"""Tables of numbers and categories: the same from each kind of table, by hand; bad ones are one line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jaxnn as jn
+from jaxnn.types import ConfigError, DataError
+
+COLUMNS: dict[str, Any] = {
+    "job": ["cook ", "nurse", None, "cook"],
+    "age": [25, None, 40, 31],
+    "code": [3, None, 10, 3],
+    "member": [True, False, True, False],
+    "kind": ["b", "a", "b", "a"],
+}
+TEST = {"age": [50], "job": ["pilot"], "code": [10.0], "member": [True], "kind": ["a"]}
+OPTIONS: dict[str, Any] = {"target": "kind", "categorical": ["code"]}
+AGES = [[25], [np.nan], [40], [31]]
+IDS = [[1, 1, 2], [2, 0, 1], [0, 2, 2], [1, 1, 1]]  # of job, code and member
+
+
+def check(splits: Any) -> None:
+    inputs, targets = splits.train.examples
+    np.testing.assert_array_equal(inputs["numbers"], np.float32(AGES))
+    np.testing.assert_array_equal(inputs["categories"], np.int32(IDS))
+    assert splits.class_names == ("a", "b") and targets.tolist() == [1, 0, 1, 0]
+    assert {array.dtype.name for array in (*inputs.values(), targets)} == {"float32", "int32"}
+
+
+def test_columns_become_numbers_and_ids() -> None:
+    splits: Any = jn.data.table(COLUMNS, test=TEST, **OPTIONS)
+    check(splits)
+    # A category that no training row has is missing; integers are in numerical order.
+    assert splits.test.examples.inputs["categories"].tolist() == [[0, 2, 2]] and splits.test.targets.tolist() == [0]
+    columns = splits.train.columns
+    assert columns.categories["code"] == ("3", "10") and columns.num_categories == (3, 3, 3)
+    jax.tree.map(np.testing.assert_array_equal, columns.apply({**TEST, "more": [0]}), splits.test.examples.inputs)
+
+
+def test_files_and_frames_are_the_same_table(tmp_path: Path) -> None:
+    pandas: Any = pytest.importorskip("pandas")
+    path = tmp_path / "people.csv"
+    rows = [", ".join("?" if x is None else str(x) for x in row) for row in zip(*COLUMNS.values(), strict=True)]
+    path.write_text("\n".join(rows))
+    check(jn.data.table(path, names=[*COLUMNS], **OPTIONS))
+    frame = pandas.DataFrame(COLUMNS).astype({"job": "category", "code": "Int64", "member": "boolean"})
+    frame.to_parquet(tmp_path / "people.parquet")
+    check(jn.data.table(tmp_path / "people.parquet", **OPTIONS))
+    check(jn.data.table(frame.astype({"code": "category"}), target="kind"))
+    with pytest.raises(DataError, match="people.csv cannot be read .Length of header or names"):
+        jn.data.table(path, target="a", names=["a", "b"])
+    with pytest.raises(DataError, match="nowhere.csv cannot be read: No such file"):
+        jn.data.table(tmp_path / "nowhere.csv", target="kind")
+
+
+def test_a_polars_frame_is_the_same_table() -> None:
+    check(jn.data.table(pytest.importorskip("polars").DataFrame(COLUMNS), **OPTIONS))
+
+
+def test_files_need_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.csv").touch()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match=r'pip install "jaxnn\[tables\]"'):
+        jn.data.table(tmp_path / "a.csv", target="kind")
+
+
+def test_fractions_are_disjoint_and_categories_those_of_train() -> None:
+    columns = {"name": [*map(str, range(20))], "y": np.arange(20.0)}
+    splits: Any = jn.data.table(columns, target="y", test=0.2, validation=0.15)
+    parts = [source.targets.tolist() for source in splits.named().values()]
+    assert [*map(len, parts)] == [13, 3, 4] and sorted(sum(parts, [])) == [*range(20)]
+    assert splits.train.columns.categories["name"] == tuple(f"{y:.0f}" for y in parts[0])
+    assert not splits.test.examples.inputs["categories"].any()
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "words"),
+    [
+        ({}, {"target": "knd"}, "train has no column 'knd': did you mean 'kind'"),
+        ({"kind": [1, 0, 1, 0]}, {}, "the target 'kind' is integers: say classification=True"),
+        ({"kind": ["a"] * 4}, {}, "the target 'kind' has 1 classes"),
+        ({name: np.arange(50) / 7 for name in COLUMNS}, {"classification": True}, "has 50 classes in 50 rows"),
+        ({"kind": ["a", None, "b", "b"]}, {}, r"train: the target 'kind' is missing in row 1 \(such rows: 1\)"),
+        ({"kind": [1.5, np.nan, 2, 3]}, {}, "the target 'kind' is missing in row 1"),
+        ({"age": [None] * 4}, {}, "column 'age' has no value"),
+        ({"age": [1.0, np.inf, 2, 3]}, {}, "train: column 'age' is infinite, as float32, in row 1"),
+        ({"age": ["1", "2", "3", "old"]}, {}, "column 'age' has numbers, and texts such as 'old'"),
+        ({"age": [1, 2]}, {}, "train must have rows, as many in each column"),
+        ({"age": np.zeros((4, 2))}, {}, r"column 'age' must be numbers or texts \[rows\], not float64 \[4, 2\]"),
+        ({}, {"test": {**TEST, "age": ["old"]}}, "test: column 'age' is of numbers: .*'old'"),
+        (
+            {},
+            {"test": {**TEST, "kind": ["c"]}},
+            r"test: the target 'kind' is 'c', no class of train \(a, b\), in row 0",
+        ),
+        ({}, {"test": [1, 2]}, "test must be a path, a data frame or a dict of columns, not a list"),
+    ],
+)
+def test_bad_tables_are_one_line(columns: dict[str, Any], options: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words) as caught:
+        jn.data.table({**COLUMNS, **columns}, **{**OPTIONS, **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_standardize_fills_in_and_marks_missing_numbers() -> None:
+    splits: Any = jn.data.standardize(jn.data.standardize(jn.data.table(COLUMNS, test=TEST, **OPTIONS)))
+    mean, deviation = 32, np.std([25, 40, 31])
+    expected = [[-7 / deviation, 0], [0, 1], [8 / deviation, 0], [-1 / deviation, 0]]
+    np.testing.assert_allclose(splits.train.examples.inputs["numbers"], expected, rtol=1e-6)
+    np.testing.assert_allclose(splits.test.examples.inputs["numbers"], [[(50 - mean) / deviation, 0]], rtol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, splits.train.columns.apply(TEST), splits.test.examples.inputs)
+
+
+def test_bins_of_a_table_are_those_of_its_columns() -> None:
+    table: Any = jn.data.table(COLUMNS, test=TEST, **OPTIONS)
+    splits: Any = jn.trees.binned(table)
+    matrix = np.hstack([AGES, np.where(np.array(IDS) > 0, IDS, np.nan)])
+    by_hand: Any = jn.trees.binned((matrix, table.train.targets), categorical=(1, 2, 3))
+    np.testing.assert_array_equal(splits.train.examples.inputs, by_hand.train.examples.inputs)
+    assert splits.train.bins.categorical == (1, 2, 3) and splits.class_names == ("a", "b")
+    binned = splits.train.bins.apply(splits.train.columns.apply(TEST))
+    np.testing.assert_array_equal(binned, splits.test.examples.inputs)
+    jobs: Any = jn.trees.binned(jn.data.table(COLUMNS, drop=["age", "code", "member"], target="kind"))
+    assert jobs.train.examples.inputs.tolist() == [[0], [1], [255], [0]]
