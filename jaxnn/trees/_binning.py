@@ -33,6 +33,11 @@ class Bins:
     edges: tuple[np.ndarray, ...]
     categorical: tuple[int, ...] = ()
 
+    @property
+    def num_categories(self) -> dict[int, int]:
+        """The number of categories of each categorical column, for `boosting`."""
+        return {column: len(self.edges[column]) for column in self.categorical}
+
     def apply(self, inputs: Array) -> np.ndarray:
         """Returns the bins ``[rows, columns]`` uint8 of ``inputs [rows, columns]``, or a table's; else a DataError."""
         values = _numbers(inputs)

@@ -86,7 +86,7 @@ def boosting(
     ... )
     """
     check_int("boosting: num_trees", num_trees)
-    counts = categorical.values() if isinstance(categorical, Mapping) else [max_bins] * len(categorical)
+    counts = categorical.values() if isinstance(categorical, Mapping) else [max_bins]
     growth = Growth(
         max_depth, num_leaves, max_bins + 1, tuple(categorical), max([0, *counts]), tuple(monotone),
         learning_rate, l1, l2, min_child_weight, min_gain,
@@ -166,9 +166,16 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
         for split, source in splits.named().items():
             check_targets(objective, split, source.targets)
         bins = getattr(splits.train, "bins", None)
-        if bins is not None and {*bins.categorical} != {*growth.categorical}:
+        if bins is None:
+            return
+        if {*bins.categorical} != {*growth.categorical}:
             wrong = f"the bins have categorical columns {bins.categorical}, and boosting has {growth.categorical}"
             raise ConfigError(f"{wrong}: give both the same.")
+        most = max(len(edges) + (column not in bins.categorical) for column, edges in enumerate(bins.edges))
+        if most >= growth.num_bins:
+            raise ConfigError(f"a column has {most} bins, and boosting max_bins={growth.num_bins - 1}: give it {most}.")
+        if max(bins.num_categories.values(), default=0) > growth.num_categories:
+            raise ConfigError("boosting has fewer categories than the bins: give it bins.num_categories.")
 
     return Task(init, loss, evaluate, predict, check=check)
 

@@ -87,6 +87,7 @@ class _GradientBoosting(BaseEstimator):
         config = _Config(len(rows), self.num_trees, seed)
         known = inspect.signature(boosting).parameters.keys() - {"objective"}
         settings = {name: value for name, value in self.get_params().items() if name in known}
+        settings["categorical"] = self.bins_.num_categories
         made = experiment(config, lambda _: data, lambda _: boosting(objective, **settings))
         every: Any = dict.fromkeys(
             ("steps_per_call", "report_every", "eval_every"), 1 if len(others) else self.num_trees

@@ -194,8 +194,8 @@ def best_splits(histogram: Array, total: Array, unit: Array, bounds: Array, colu
     gain = gains[node, at] - _score(before, leaf_value(before, bounds, growth), growth)
     # Without missing values in training, they go with most rows.
     missing_left = jnp.where(absent[:, 1] == 0, 2 * left[:, 1] >= total[:, 1], with_missing)
-    left_side = jnp.concatenate([rank[node, column] <= last[:, None], missing_left[:, None]], axis=1)
-    left_side = jnp.pad(left_side, ((0, 0), (0, 32 * _WORDS - num_bins)), mode="edge")
+    left_side = jnp.pad(rank[node, column] <= last[:, None], ((0, 0), (0, 32 * _WORDS - num_bins)))
+    left_side = jnp.concatenate([left_side, missing_left[:, None]], axis=1)
     return Split(gain, column.astype(jnp.int32), _packed(left_side), left, (left_value + right_value) / 2)
 
 

@@ -41,9 +41,8 @@ def table(rows: int = ROWS, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def experiment(**settings: Any) -> jn.Experiment[Config]:
     def booster(config: Config) -> trees.Boosting:
         rates = {"learning_rate": config.learning_rate, "row_fraction": config.row_fraction}
-        return trees.boosting(
-            trees.squared_error(), num_trees=config.num_steps, max_depth=2, categorical=(3,), **rates, **settings
-        )
+        given = {"categorical": (3,)} | settings
+        return trees.boosting(trees.squared_error(), num_trees=config.num_steps, max_depth=2, **rates, **given)
 
     splits = trees.binned(table(), table(32, 1), categorical=(3,))
     return trees.experiment(Config(), lambda config: splits, booster)
@@ -86,6 +85,16 @@ def test_a_member_of_a_sweep_grows_the_trees_of_its_run(trained: jn.Run, tmp_pat
     swept = jn.sweep(experiment(), points, run_dir=tmp_path / "sweep", steps_per_call=2, progress="none")
     (member,) = (one.index for one in swept.members if one.point == {"learning_rate": 0.3, "seed": 0})
     assert same_trees(swept.run(member).state.model_state, trained.state.model_state)
+
+
+@pytest.mark.slow
+def test_room_for_fewer_bins_and_categories_is_enough(trained: jn.Run) -> None:
+    run = tiny.fit(experiment(max_bins=ROWS, categorical={3: 6}), steps_per_call=2)
+    assert same_trees(run.state.model_state, trained.state.model_state)
+    with pytest.raises(jn.ConfigError, match="max_bins"):
+        tiny.fit(experiment(max_bins=20))
+    with pytest.raises(jn.ConfigError, match="num_categories"):
+        tiny.fit(experiment(categorical={3: 2}))
 
 
 @pytest.mark.slow
