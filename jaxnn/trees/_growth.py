@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -247,60 +248,10 @@ def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth)
         growth: the settings.
     """
     by_level, size = growth.num_leaves is None, num_nodes(growth)
-    rounds, num_parents = growth.max_depth, 2 ** max(growth.max_depth - 2, 0)
-    num_slots = 2 * num_parents
-    if growth.num_leaves is not None:
-        rounds, num_parents, num_slots = growth.num_leaves - 1, 1, growth.num_leaves + 1  # the last is not read
-    ids = jnp.arange(size, dtype=jnp.int32)
+    rounds = growth.max_depth if growth.num_leaves is None else growth.num_leaves - 1
+    num_parents = 2 ** max(growth.max_depth - 2, 0) if by_level else 1  # the most in a round
+    num_slots = 2 * num_parents if by_level else rounds + 2  # the last is not read
     at_once = 1 if _is_sequential() else num_parents
-
-    def find_splits(nodes: _Nodes, small: Array, small_is_left: Array, first: Array, count: Array) -> _Nodes:
-        """Finds the best splits of the children of the parents from ``first`` on, from ``small`` histograms."""
-        which = first + jnp.arange(at_once)
-        child = nodes.children[which]
-        # A left child takes the place of its parent.
-        slots = [first, first + count]
-        if not by_level:
-            slots = [jnp.where(one < size, nodes.slot[one], num_slots - 1)[0] for one in (child, child + 1)]
-        histogram = nodes.histogram
-        some = jax.lax.dynamic_slice_in_dim(small, first, at_once, axis=1).swapaxes(0, 1)
-        rest = jax.lax.dynamic_slice_in_dim(histogram, slots[0], at_once) - some
-        is_left = small_is_left[which, None, None, None]
-        both = jnp.where(is_left, some, rest), jnp.where(is_left, rest, some)
-        both = jax.lax.optimization_barrier(both)  # otherwise XLA copies all histograms to overwrite one in place
-        for slot, one in zip(slots, both, strict=True):
-            histogram = jax.lax.dynamic_update_slice_in_dim(histogram, one, slot, axis=0)
-        child = jnp.concatenate([child, child + 1])
-        split = best_splits(jnp.concatenate(both), nodes.sums[child], unit, nodes.bounds[child], columns, growth)
-        split = split._replace(gain=jnp.where(nodes.depth[child] < growth.max_depth, split.gain, -jnp.inf))
-        split = jax.tree.map(lambda all_, new: all_.at[child].set(new, mode="drop"), nodes.split, split)
-        return nodes._replace(split=split, histogram=histogram)
-
-    def split_nodes(nodes: _Nodes, index: Array) -> _Nodes:
-        """Splits the nodes of this round, and moves their rows."""
-        split = nodes.split
-        gain = jnp.where(nodes.left == ids, split.gain, -jnp.inf)
-        chosen = gain > growth.min_gain
-        if by_level:
-            left, right_slot, parent = 2 * ids + 1, nodes.slot + (1 << index), nodes.slot
-        else:
-            chosen &= ids == gain.argmax()
-            left, right_slot, parent = 2 * index + 1 + 0 * ids, index + 1 + 0 * ids, 0 * ids
-        child = jnp.where(chosen, left, size)
-
-        def put(all_: Array, of_left: Array, of_right: Array) -> Array:
-            return all_.at[child].set(of_left, mode="drop").at[child + 1].set(of_right, mode="drop")
-
-        left = jnp.where(chosen, left, nodes.left)
-        return nodes._replace(
-            sums=put(nodes.sums, split.left, nodes.sums - split.left),
-            bounds=put(nodes.bounds, *_child_bounds(split, nodes.bounds, growth)),
-            depth=put(nodes.depth, nodes.depth + 1, nodes.depth + 1),
-            slot=put(nodes.slot, nodes.slot, right_slot),
-            left=left,
-            children=jnp.full(num_parents, size).at[jnp.where(chosen, parent, num_parents)].set(child, mode="drop"),
-            row=_down(split.column, split.left_bins, left, bins, nodes.row),
-        )
 
     def next_round(index: Array, nodes: _Nodes) -> _Nodes:
         left, right = nodes.sums[nodes.children, 1], nodes.sums[nodes.children + 1, 1]
@@ -310,11 +261,25 @@ def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth)
         small = histograms(bins, parent[nodes.row], pairs, num_parents, growth.num_bins)
         count = 1 << jnp.maximum(index - 1, 0) if by_level else jnp.int32(1)  # of parents
 
-        def find(turn: Array, nodes: _Nodes) -> _Nodes:
-            return find_splits(nodes, small, small_is_left, turn * at_once, count)
+        def find_splits(turn: Array, nodes: _Nodes) -> _Nodes:
+            first = turn * at_once
+            which = first + jnp.arange(at_once)
+            child = nodes.children[which]
+            # A left child takes the place of its parent.
+            slots = [first, first + count]
+            if not by_level:
+                slots = [jnp.where(one < size, nodes.slot[one], num_slots - 1)[0] for one in (child, child + 1)]
+            some = jax.lax.dynamic_slice_in_dim(small, first, at_once, axis=1).swapaxes(0, 1)
+            nodes, both = _with_histograms(nodes, some, small_is_left[which, None, None, None], slots)
+            child = jnp.concatenate([child, child + 1])
+            split = best_splits(both, nodes.sums[child], unit, nodes.bounds[child], columns, growth)
+            split = split._replace(gain=jnp.where(nodes.depth[child] < growth.max_depth, split.gain, -jnp.inf))
+            return nodes._replace(
+                split=jax.tree.map(lambda all_, new: all_.at[child].set(new, mode="drop"), nodes.split, split)
+            )
 
-        nodes = jax.lax.fori_loop(0, -(-count // at_once), find, nodes)
-        return split_nodes(nodes, index)
+        nodes = jax.lax.fori_loop(0, -(-count // at_once), find_splits, nodes)
+        return _with_children(nodes, bins, index, growth)
 
     zeros, infinite = jnp.zeros(size, jnp.int32), jnp.full(size, jnp.inf)
     words = jnp.zeros((size, _WORDS), jnp.uint32)
@@ -323,25 +288,61 @@ def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth)
         bounds=jnp.stack([-infinite, infinite], axis=1),
         depth=zeros,
         slot=zeros.at[1].set(1),
-        split=Split(-infinite, zeros, words, jnp.zeros((size, 2), jnp.int32), 0 * zeros.astype(jnp.float32)),
-        left=ids,
+        split=Split(-infinite, zeros, words, jnp.zeros((size, 2), jnp.int32), jnp.zeros(size)),
+        left=jnp.arange(size, dtype=jnp.int32),
         histogram=jnp.zeros((num_slots, bins.shape[0], growth.num_bins, 2), jnp.int32),
         children=jnp.full(num_parents, size).at[0].set(0),
         row=jnp.zeros(bins.shape[1], jnp.int32),
     )
     nodes = jax.lax.fori_loop(0, rounds, next_round, nodes)
-    return _finished(nodes, unit, growth), nodes.row
-
-
-def _finished(nodes: _Nodes, unit: Array, growth: Growth) -> Tree:
-    split, is_split, sums = nodes.split, nodes.left != jnp.arange(len(nodes.left)), _real(nodes.sums, unit)
-    return Tree(
+    split, is_split, sums = nodes.split, nodes.left != jnp.arange(size), _real(nodes.sums, unit)
+    tree = Tree(
         column=jnp.where(is_split, split.column, -1),
         left_bins=jnp.where(is_split[:, None], split.left_bins, jnp.uint32(0)),
         left=nodes.left,
         value=growth.learning_rate * leaf_value(sums, nodes.bounds, growth),
         gain=jnp.where(is_split, split.gain, 0.0),
         weight=sums[:, 1],
+    )
+    return tree, nodes.row
+
+
+def _with_histograms(nodes: _Nodes, small: Array, small_is_left: Array, slots: Sequence[Array]) -> tuple[_Nodes, Array]:
+    """Stores the histograms of children, of which ``small [parents, ...]`` are known, and returns the children's."""
+    rest = jax.lax.dynamic_slice_in_dim(nodes.histogram, slots[0], len(small)) - small
+    both = jnp.where(small_is_left, small, rest), jnp.where(small_is_left, rest, small)
+    both = jax.lax.optimization_barrier(both)  # otherwise XLA copies all histograms to overwrite one in place
+    histogram = nodes.histogram
+    for slot, one in zip(slots, both, strict=True):
+        histogram = jax.lax.dynamic_update_slice_in_dim(histogram, one, slot, axis=0)
+    return nodes._replace(histogram=histogram), jnp.concatenate(both)
+
+
+def _with_children(nodes: _Nodes, bins: Array, index: Array, growth: Growth) -> _Nodes:
+    """Splits the nodes of round ``index``, and moves their rows."""
+    size, split = len(nodes.left), nodes.split
+    ids, num_parents = jnp.arange(size, dtype=jnp.int32), len(nodes.children)
+    gain = jnp.where(nodes.left == ids, split.gain, -jnp.inf)
+    chosen = gain > growth.min_gain
+    if growth.num_leaves is None:
+        left, right_slot, parent = 2 * ids + 1, nodes.slot + (1 << index), nodes.slot
+    else:
+        chosen &= ids == gain.argmax()
+        left, right_slot, parent = 2 * index + 1 + 0 * ids, index + 1 + 0 * ids, 0 * ids
+    child = jnp.where(chosen, left, size)
+
+    def put(all_: Array, of_left: Array, of_right: Array) -> Array:
+        return all_.at[child].set(of_left, mode="drop").at[child + 1].set(of_right, mode="drop")
+
+    left = jnp.where(chosen, left, nodes.left)
+    return nodes._replace(
+        sums=put(nodes.sums, split.left, nodes.sums - split.left),
+        bounds=put(nodes.bounds, *_child_bounds(split, nodes.bounds, growth)),
+        depth=put(nodes.depth, nodes.depth + 1, nodes.depth + 1),
+        slot=put(nodes.slot, nodes.slot, right_slot),
+        left=left,
+        children=jnp.full(num_parents, size).at[jnp.where(chosen, parent, num_parents)].set(child, mode="drop"),
+        row=_down(split.column, split.left_bins, left, bins, nodes.row),
     )
 
 

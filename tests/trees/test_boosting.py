@@ -98,6 +98,15 @@ def test_room_for_fewer_bins_and_categories_is_enough(trained: jn.Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("leaves", [None, 4])
+def test_implementations_grow_the_same_trees(leaves: int | None, trained: jn.Run) -> None:
+    run = trained if leaves is None else tiny.fit(experiment(num_leaves=leaves), steps_per_call=2)
+    with jn.nn.portable():  # those of other platforms
+        other = tiny.fit(experiment(num_leaves=leaves), steps_per_call=2)
+    assert same_trees(run.state.model_state, other.state.model_state)
+
+
+@pytest.mark.slow
 def test_devices_grow_the_same_trees(trained: jn.Run) -> None:
     run = tiny.fit(experiment(), steps_per_call=2, devices=4, strategy="data")
     assert same_trees(run.state.model_state, trained.state.model_state)
