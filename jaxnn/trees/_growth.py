@@ -337,7 +337,7 @@ def _with_children(nodes: _Nodes, bins: Array, index: Array, growth: Growth) -> 
     left = jnp.where(chosen, left, nodes.left)
     return nodes._replace(
         sums=put(nodes.sums, split.left, nodes.sums - split.left),
-        bounds=put(nodes.bounds, *_child_bounds(split, nodes.bounds, growth)),
+        bounds=put(nodes.bounds, *_child_bounds(split, nodes.bounds, growth)) if growth.monotone else nodes.bounds,
         depth=put(nodes.depth, nodes.depth + 1, nodes.depth + 1),
         slot=put(nodes.slot, nodes.slot, right_slot),
         left=left,
@@ -348,8 +348,6 @@ def _with_children(nodes: _Nodes, bins: Array, index: Array, growth: Growth) -> 
 
 def _child_bounds(split: Split, bounds: Array, growth: Growth) -> tuple[Array, Array]:
     """Bounds of the values below the left and the right child: a constrained split separates them by the middle."""
-    if not growth.monotone:
-        return bounds, bounds
     way = jnp.array(growth.monotone)[split.column]
     lower, upper = bounds[:, 0], bounds[:, 1]
     below, above = jnp.stack([lower, split.middle], 1), jnp.stack([split.middle, upper], 1)
