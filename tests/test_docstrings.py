@@ -81,6 +81,7 @@ NAMES = {"jax": jax, "jnp": jnp, "np": np, "optax": optax, "linen": linen, "jn":
 # The first measures for seconds; the others compile many programs, and have tests of their own.
 SLOW = ("jaxnn.advise", "jaxnn.models.generate", "jaxnn.models.stream", "jaxnn.trees.contributions")
 SLOW += ("jaxnn.trees.GradientBoostingClassifier", "jaxnn.trees.GradientBoostingRegressor", "jaxnn.trees.importances")
+SLOW += ("jaxnn.trees.plot_importances", "jaxnn.trees.plot_tree", "jaxnn.trees.predictor")
 EXAMPLES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PUBLIC]
 
 

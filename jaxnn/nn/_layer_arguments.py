@@ -59,6 +59,9 @@ def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None
     """Returns the implementation ``given``, or for None the first of `_PREFERRED` without an obstacle.
 
     ``obstacles`` maps an implementation to the reason why it cannot be used here, or None.
+
+    >>> jn.nn.choose("normalization", None, {})  # on a CPU
+    'custom_vjp'
     """
     preferred = _PREFERRED[operation]
     if given is None:
@@ -239,7 +242,11 @@ def use_batch_sharding(sharding: BatchSharding) -> Iterator[None]:
 
 
 def batch_sharding(num_rows: int) -> BatchSharding | None:
-    """How ``num_rows`` rows are sharded here; None if batches are not, or if these are not those of whole batches."""
+    """How ``num_rows`` rows are sharded here; None if batches are not, or if these are not those of whole batches.
+
+    >>> jn.nn.batch_sharding(128) is None  # outside of a task that trains on several devices
+    True
+    """
     sharding = _sharding.get()
     return None if sharding is None or num_rows % sharding.size else sharding
 

@@ -190,14 +190,15 @@ def binned(
     return splits._replace(**tables)
 
 
-def _binned_split(split: str, bins: Bins, inputs: Array, targets: Any, queries: Any = None) -> tuple[Any, Any]:
+def _binned_split(split: str, bins: Bins, inputs: Any, targets: Any, queries: Any = None) -> tuple[Any, Any]:
+    found = bins.apply(inputs)
     if queries is None:
-        return bins.apply(inputs), targets
+        return found, targets
     queries = np.asarray(queries)
-    if queries.shape != (len(inputs),):
+    if queries.shape != (len(found),):
         raise DataError(f"{split}: queries must be a number or text for each row, not {list(queries.shape)}.")
     starts = np.append(True, queries[1:] != queries[:-1])
     names, counts = np.unique(queries[starts], return_counts=True)
     if counts.max() > 1:
         raise DataError(f"{split}: the rows of query {names[counts.argmax()]} are not side by side: sort by query.")
-    return {"bins": bins.apply(inputs), "query": np.cumsum(starts, dtype=np.int32) - 1}, targets
+    return {"bins": found, "query": np.cumsum(starts, dtype=np.int32) - 1}, targets

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxnn.observe import available_bytes, format_bytes
 from jaxnn.trees._binning import MISSING
-from jaxnn.trees._growth import Growth, Tree, empty_tree, find_leaves, fixed_point, grow, num_nodes
+from jaxnn.trees._growth import Growth, Tree, empty_tree, find_leaves, fixed_point, grow, num_histograms, num_nodes
 from jaxnn.trees._objectives import Objective, check_targets, derivatives, leaf_quantiles, weighted_mean
 from jaxnn.types import (
     Array,
@@ -163,21 +164,31 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
         return {name: total(of) for name, of in values.items()} | {"count": counts.sum()}
 
     def check(params: Params, model_state: Any, batch: Batch, splits: Splits) -> None:
-        for split, source in splits.named().items():
-            check_targets(objective, split, source.targets)
-        bins = getattr(splits.train, "bins", None)
-        if bins is None:
-            return
-        if {*bins.categorical} != {*growth.categorical}:
-            wrong = f"the bins have categorical columns {bins.categorical}, and boosting has {growth.categorical}"
-            raise ConfigError(f"{wrong}: give both the same.")
-        most = max(len(edges) + (column not in bins.categorical) for column, edges in enumerate(bins.edges))
-        if most >= growth.num_bins:
-            raise ConfigError(f"a column has {most} bins, and boosting max_bins={growth.num_bins - 1}: give it {most}.")
-        if max(bins.num_categories.values(), default=0) > growth.num_categories:
-            raise ConfigError("boosting has fewer categories than the bins: give it bins.num_categories.")
+        _check_data(objective, growth, batch, splits)
 
     return Task(init, loss, evaluate, predict, check=check)
+
+
+def _check_data(objective: Objective, growth: Growth, batch: Batch, splits: Splits) -> None:
+    """Raises DataError or ConfigError for data that the objective and the settings are not for."""
+    for split, source in splits.named().items():
+        check_targets(objective, split, source.targets)
+    needed = 8 * growth.num_bins * _bins(batch.inputs).shape[1] * sum(num_histograms(growth))
+    free = available_bytes(jax.local_devices()[0])
+    if free is not None and needed > free:
+        wrong = f"the histograms of a tree take {format_bytes(needed)}, and {format_bytes(free)} are free"
+        raise ConfigError(f"{wrong}: lower max_depth, num_leaves or max_bins.")
+    bins = getattr(splits.train, "bins", None)
+    if bins is None:
+        return
+    if {*bins.categorical} != {*growth.categorical}:
+        wrong = f"the bins have categorical columns {bins.categorical}, and boosting has {growth.categorical}"
+        raise ConfigError(f"{wrong}: give both the same.")
+    most = max(len(edges) + (column not in bins.categorical) for column, edges in enumerate(bins.edges))
+    if most >= growth.num_bins:
+        raise ConfigError(f"a column has {most} bins, and boosting max_bins={growth.num_bins - 1}: give it {most}.")
+    if max(bins.num_categories.values(), default=0) > growth.num_categories:
+        raise ConfigError("boosting has fewer categories than the bins: give it bins.num_categories.")
 
 
 def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_fraction: Any) -> TrainStep:

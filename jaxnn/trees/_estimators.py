@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
@@ -106,9 +107,8 @@ class _GradientBoosting(BaseEstimator):
     def save(self, path: str | Path) -> None:
         """Writes the fitted model as NumPy's ``.npz``, without pickle; RecordError if it cannot be written."""
         check_is_fitted(self)
-        arrays = {f"trees.{name}": value for name, value in self.state_["trees"].items()}
-        arrays |= {name: self.state_[name] for name in ("start", "num_trees")}
-        arrays |= {f"edges.{column:05}": edges for column, edges in enumerate(self.bins_.edges)}
+        edges = {f"{column:05}": one for column, one in enumerate(self.bins_.edges)}
+        arrays = flatten_dict({**self.state_, "edges": edges}, sep=".")  # type: ignore[no-untyped-call]
         if hasattr(self, "classes_"):
             arrays["classes"] = np.array(self.classes_.tolist())  # not of dtype object
         facts = {"class": type(self).__name__, "own_objective": self.own_objective_, "settings": jsonable(self.fitted_)}
@@ -121,8 +121,8 @@ class _GradientBoosting(BaseEstimator):
         """Reads a model that `save` wrote; an ``objective`` that was given must be given again."""
         try:
             with np.load(path, allow_pickle=False) as file:
-                arrays = dict(file)
-            facts = json.loads(str(arrays.pop("facts")))
+                state = unflatten_dict(dict(file), sep=".")  # type: ignore[no-untyped-call]
+            facts = json.loads(str(state.pop("facts")))
             if facts["class"] != cls.__name__:
                 raise ValueError(f"it holds a {facts['class']}")
             if facts["own_objective"] != (objective is not None):
@@ -130,17 +130,15 @@ class _GradientBoosting(BaseEstimator):
             found = facts["settings"].items()
             given: Any = {name: tuple(one) if isinstance(one, list) else one for name, one in found}
             model = cls(objective=objective, **given)
-            edges = tuple(arrays[name] for name in sorted(arrays) if name.startswith("edges."))
-            model.bins_, model.fitted_ = Bins(edges, tuple(model.categorical)), given
-            parts = {name.removeprefix("trees."): one for name, one in arrays.items() if name.startswith("trees.")}
-            model.state_ = {"trees": parts, "start": arrays["start"], "num_trees": arrays["num_trees"]}
+            edges = tuple(one for _, one in sorted(state.pop("edges").items()))
+            model.bins_, model.state_, model.fitted_ = Bins(edges, tuple(model.categorical)), state, given
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RecordError(
                 f"{path} cannot be read ({error}): give a file that {cls.__name__}.save wrote."
             ) from error
         model.n_features_in_ = len(edges)
-        if "classes" in arrays:
-            model.classes_ = arrays["classes"]
+        if "classes" in state:
+            model.classes_ = state.pop("classes")
         model.own_objective_ = facts["own_objective"]
         return model
 

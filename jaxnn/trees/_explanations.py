@@ -55,7 +55,9 @@ def contributions(model: Mapping[str, Any], bins: Array) -> np.ndarray:
     for output in range(outputs if number else 0):
         found = [_paths({name: value[index, output] for name, value in trees.items()}) for index in range(number)]
         paths = jax.tree.map(lambda *leaves: np.concatenate(leaves), *found)
-        parts[:, output, :-1] += np.asarray(_shapley(paths, jnp.asarray(bins)))
+        depth = max(1, (paths["column"] >= 0).any(axis=0).sum())
+        paths |= {name: paths[name][:, :depth] for name in ("column", "bins", "share")}
+        parts[:, output, :-1] += np.asarray(_shapley(paths, jnp.asarray(bins).T))
         parts[:, output, -1] += (paths["share"].prod(axis=1) * paths["value"]).sum()
     return parts
 
@@ -81,21 +83,22 @@ def _paths(tree: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 @jax.jit
 def _shapley(paths: Any, bins: jax.Array) -> jax.Array:
-    """The sum of contributions ``[rows, columns]`` over ``paths [leaves, ...]``.
+    """The sum of contributions ``[rows, columns]`` over ``paths [leaves, ...]``, of ``bins [columns, rows]``.
 
     A leaf adds its value times the product of its conditions, of which ``t`` are known: averaged over all ``t`` in 0…1,
     without the column's own, that is the Shapley value (Yu et al. 2022, "Linear TreeSHAP"). Gauss' quadrature of the
     polynomial is exact.
     """
-    points, weights = np.polynomial.legendre.leggauss(-(-MAX_DEPTH // 2))
-    known = np.float32(points[:, None, None] + 1) / 2
+    points, sizes = np.polynomial.legendre.leggauss(-(-paths["column"].shape[1] // 2))
+    known, weights = (each[:, None, None].astype(np.float32) / 2 for each in (points + 1, sizes))
 
     def of_leaf(total: jax.Array, leaf: Any) -> tuple[jax.Array, None]:
-        seen = bins[:, leaf["column"]].astype(jnp.uint32)  # [rows, conditions]
-        words = leaf["bins"][jnp.arange(MAX_DEPTH)[None], seen >> 5]
+        seen = bins[leaf["column"]].astype(jnp.uint32)  # [conditions, rows]
+        words = jnp.take_along_axis(leaf["bins"], seen >> 5, axis=1)
         follows = ((words >> (seen & 31)) & 1).astype(jnp.float32)
-        factors = (1 - known) * leaf["share"][None, None] + known * follows[None]  # [points, rows, conditions], never 0
-        others = jnp.tensordot(np.float32(weights / 2), factors.prod(axis=2, keepdims=True) / factors, 1)
-        return total.at[:, leaf["column"]].add(leaf["value"] * (follows - leaf["share"][None]) * others), None
+        share = leaf["share"][:, None]
+        factors = (1 - known) * share[None] + known * follows[None]  # [points, conditions, rows], never 0
+        others = (weights * factors.prod(axis=1, keepdims=True) / factors).sum(axis=0)
+        return total.at[leaf["column"]].add(leaf["value"] * (follows - share) * others), None
 
-    return jax.lax.scan(of_leaf, jnp.zeros(bins.shape), paths)[0]
+    return jax.lax.scan(of_leaf, jnp.zeros(bins.shape), paths)[0].T

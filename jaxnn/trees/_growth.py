@@ -220,6 +220,14 @@ def num_nodes(growth: Growth) -> int:
     return 2 ** (growth.max_depth + 1) - 1 if growth.num_leaves is None else 2 * growth.num_leaves - 1
 
 
+def num_histograms(growth: Growth) -> tuple[int, int]:
+    """How many histograms a round sums at most, and how many are kept for later ones."""
+    if growth.num_leaves is not None:
+        return 1, growth.num_leaves + 1  # the last is not read
+    parents = 2 ** max(growth.max_depth - 2, 0)
+    return parents, 2 * parents
+
+
 class _Nodes(NamedTuple):
     """What is known of nodes while a tree grows, ``[nodes, ...]`` each, and where the rows are."""
 
@@ -249,8 +257,7 @@ def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth)
     """
     by_level, size = growth.num_leaves is None, num_nodes(growth)
     rounds = growth.max_depth if growth.num_leaves is None else growth.num_leaves - 1
-    num_parents = 2 ** max(growth.max_depth - 2, 0) if by_level else 1  # the most in a round
-    num_slots = 2 * num_parents if by_level else rounds + 2  # the last is not read
+    num_parents, num_slots = num_histograms(growth)
     at_once = 1 if _is_sequential() else num_parents
 
     def next_round(index: Array, nodes: _Nodes) -> _Nodes:
@@ -337,7 +344,7 @@ def _with_children(nodes: _Nodes, bins: Array, index: Array, growth: Growth) -> 
     left = jnp.where(chosen, left, nodes.left)
     return nodes._replace(
         sums=put(nodes.sums, split.left, nodes.sums - split.left),
-        bounds=put(nodes.bounds, *_child_bounds(split, nodes.bounds, growth)),
+        bounds=put(nodes.bounds, *_child_bounds(split, nodes.bounds, growth)) if growth.monotone else nodes.bounds,
         depth=put(nodes.depth, nodes.depth + 1, nodes.depth + 1),
         slot=put(nodes.slot, nodes.slot, right_slot),
         left=left,
@@ -348,8 +355,6 @@ def _with_children(nodes: _Nodes, bins: Array, index: Array, growth: Growth) -> 
 
 def _child_bounds(split: Split, bounds: Array, growth: Growth) -> tuple[Array, Array]:
     """Bounds of the values below the left and the right child: a constrained split separates them by the middle."""
-    if not growth.monotone:
-        return bounds, bounds
     way = jnp.array(growth.monotone)[split.column]
     lower, upper = bounds[:, 0], bounds[:, 1]
     below, above = jnp.stack([lower, split.middle], 1), jnp.stack([split.middle, upper], 1)
