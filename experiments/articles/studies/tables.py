@@ -325,12 +325,12 @@ STUDY = Study(
         "Gradient boosting, a multilayer perceptron, and one whose numbers are embedded by learnt frequencies (PLR), "
         "trained on the same rows of four tables: trees of depth 6 with 80 % of rows and columns each, learning rate "
         "0.1; numbers of mean 0 and deviation 1, clipped at 5, 256 units in two layers, dropout 0.1, AdamW with "
-        "learning rate 2e-3 and weight decay 1e-2, batches of 512, the epoch with the lowest validation loss. No "
-        "setting was tuned to a table. Test metrics and seconds of training, without compilation and evaluation: "
-        "median and range over seeds. Dependent steps are the levels of all trees, and the layers, forward and "
-        "backward, of all updates; their operations are the additions to histograms and those of the matrix products, "
-        "which can run in parallel; bytes are those of bins, gradients and nodes, or of parameters, moments and "
-        "activations, if nothing stays in a cache."
+        "learning rate 2e-3 and weight decay 1e-2, batches of 512, the epoch with the lowest validation loss. The "
+        "settings are the same for all tables. Test metrics and seconds of training, without compilation and "
+        "evaluation: median and range over seeds. Dependent steps are the levels of all trees, and the layers, forward "
+        "and backward, of all updates; their operations are the additions to histograms and those of the matrix "
+        "products, which can run in parallel; bytes are those of bins, gradients and nodes, or of parameters, moments "
+        "and activations, if nothing stays in a cache."
     ),
     full=Settings(),
     quick=Settings(("california_housing", "higgs_lightgbm"), seeds=3, epochs=20),
