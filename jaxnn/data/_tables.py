@@ -1,5 +1,6 @@
 """Tables of numbers and categories: CSV and Parquet files, data frames, dicts of columns."""
 
+import contextlib
 import dataclasses
 import os
 import warnings
@@ -40,10 +41,10 @@ class Columns:
         """The number of ids of each column in ``inputs["categories"]``, including 0, for `jaxnn.models.TableMLP`."""
         return tuple(len(known) + 1 for known in self.categories.values())
 
-    def apply(self, table: Any) -> dict[str, np.ndarray]:
+    def apply(self, table: Any, *, names: Sequence[str] | None = None, separator: str = ",") -> dict[str, np.ndarray]:
         """Returns the inputs of a file, a data frame or a dict, which may have more columns; DataError as `table`."""
         kinds = dict.fromkeys(self.numbers, False) | dict.fromkeys(self.categories, True)
-        return self.encode(_read(table, "the table", self.missing, kinds))
+        return self.encode(_read(table, "the table", self.missing, kinds, names=names, separator=separator))
 
     def encode(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the inputs of columns that are arrays of numbers, and of texts."""
@@ -74,7 +75,7 @@ def table(
     drop: Sequence[str] = (),
     names: Sequence[str] | None = None,
     separator: str = ",",
-    missing: Sequence[str] = ("?",),
+    missing: Sequence[str | float] = ("?",),
     seed: int = 0,
 ) -> Splits:
     """Makes a data set of a table: a CSV or Parquet file, a data frame of pandas or polars, or a dict of columns.
@@ -107,10 +108,11 @@ def table(
             has one class, too many, or one that is not in ``train``; fractions that leave nothing to train on.
     """
     # The first are what is missing in NumPy, Python and pandas, as texts.
-    missing = ("", "nan", "None", "<NA>", *([missing] if isinstance(missing, str) else missing))
+    categorical, drop = ([each] if isinstance(each, str) else each for each in (categorical, drop))
+    absent = ("", "nan", "None", "<NA>", *map(str, [missing] if isinstance(missing, str) else missing))
     file: Any = {"names": names, "separator": separator}
     known = dict.fromkeys(categorical, True) | {target: classification}
-    whole = _read(train, "train", missing, known, drop, **file)
+    whole = _read(train, "train", absent, known, drop, **file)
     values = whole[target]
     if classification is None and values.dtype.kind in "iu":
         raise DataError(f"the target {target!r} is integers: say classification=True for labels, False for numbers.")
@@ -125,11 +127,11 @@ def table(
     fractions: Any = {split: value or 0.0 for split, value in given.items() if isinstance(value, int | float | None)}
     index: Any = range(len(values))
     rows = {split: part for split, (_, part) in split_by_fraction(index, np.array(index), fractions, seed).items()}
-    columns = _determine({name: one[rows["train"]] for name, one in whole.items() if name != target}, missing, known)
+    columns = _determine({name: one[rows["train"]] for name, one in whole.items() if name != target}, absent, known)
     tables = {"train": (whole, rows)}
     for split in given.keys() - fractions.keys():
         kinds = {name: one.dtype == object for name, one in whole.items()}
-        tables[split] = _read(given[split], split, missing, kinds, **file), {split: slice(None)}
+        tables[split] = _read(given[split], split, absent, kinds, **file), {split: slice(None)}
     sources: dict[str, Any] = {}
     for where, (one, parts) in tables.items():
         inputs, targets = columns.encode(one), _targets(one[target], f"{where}: the target {target!r}", classes)
@@ -149,16 +151,20 @@ def _determine(
     numbers, categories = [], {}
     for name, values in train.items():
         if values.dtype != object and not np.isnan(values).all():
+            if np.nanstd(values - values.astype(np.float32)) > 1e-3 * np.nanstd(values):
+                raise DataError(f"float32 cannot tell the values of column {name!r} apart: subtract their mean.")
             numbers.append(name)
             continue
         categories[name] = found = distinct({*values.tolist()} - {""}) if values.dtype == object else ()
         if not found:
             raise DataError(f"column {name!r} has no value in any training row: add it to drop.")
-        texts = [text for text in found if not text.lstrip("-").replace(".", "", 1).isdigit()]
-        if name not in categorical and 0 < len(texts) < len(found) / 2:
+        texts = [text for text in found if not _is_number(text)]
+        commas = [text for text in texts if _is_number(text.replace(",", ""))]
+        if name not in categorical and (0 < len(texts) < len(found) / 2 or len(commas) > len(found) / 2):
+            wrong = commas[0] if commas else texts[0]
             raise DataError(
-                f"column {name!r} has numbers, and texts such as {texts[0]!r}: fix them, add them to missing, or name "
-                "the column in categorical."
+                f"column {name!r} has numbers, and texts such as {wrong!r}: fix them in a data frame, add them to "
+                "missing, or name the column in categorical."
             )
     return Columns(tuple(numbers), categories, missing)
 
@@ -191,7 +197,7 @@ def _read(
 ) -> dict[str, np.ndarray]:
     """Returns the columns of ``kinds``, or with ``drop`` all others too, as `_convert` does."""
     if isinstance(table, str | os.PathLike):
-        table = _read_file(Path(table), missing, **file)
+        table = _read_file(Path(table), missing, kinds, **file)
     if not isinstance(table, Mapping) and not hasattr(table, "columns"):
         raise DataError(f"{where} must be a path, a data frame or a dict of columns, not a {type(table).__name__}.")
     given: list[Any] = [*getattr(table, "columns", table)]
@@ -207,9 +213,14 @@ def _read(
 
 def _convert(given: Any, category: bool | None, missing: tuple[str, ...], where: str) -> np.ndarray:
     """Returns a column as numbers, or if ``category`` as texts, "" where missing; None: its type decides."""
-    values: Any = np.asarray(given)
+    try:
+        values: Any = np.asarray(given)
+    except ValueError as error:
+        raise DataError(f"{where} must be numbers or texts [rows]: {error}.") from error
     if values.dtype.kind == "U":
         values = np.asarray(given, object)  # a list keeps the numbers among its texts
+    if values.dtype.kind == "f" and values.itemsize < 8:
+        values = values.astype(str).astype(float)  # 0.1 stays that
     if values.ndim != 1 or values.dtype.kind not in "iufbO":
         raise DataError(f"{where} must be numbers or texts [rows], not {values.dtype} {list(values.shape)}.")
     if category is None:
@@ -225,6 +236,8 @@ def _convert(given: Any, category: bool | None, missing: tuple[str, ...], where:
             values = np.array([float(text or "nan") for text in found])
         except ValueError as error:
             raise DataError(f"{where} is of numbers: {error}.") from error
+    absent = [float(text) for text in missing if _is_number(text)]
+    values = np.where(np.isin(values, absent), np.nan, values) if absent else values
     with np.errstate(over="ignore"):
         infinite = np.isinf(values.astype(np.float32))
     if infinite.any():
@@ -232,9 +245,18 @@ def _convert(given: Any, category: bool | None, missing: tuple[str, ...], where:
     return np.asarray(values)
 
 
+def _is_number(text: str) -> bool:
+    return text.lstrip("-").replace(".", "", 1).isdigit()
+
+
 @os_errors_named()
 def _read_file(
-    path: Path, missing: tuple[str, ...], *, names: Sequence[str] | None = None, separator: str = ","
+    path: Path,
+    missing: tuple[str, ...],
+    kinds: Mapping[str, bool | None],
+    *,
+    names: Sequence[str] | None = None,
+    separator: str = ",",
 ) -> Any:
     path.stat()  # its error has the file's name
     try:
@@ -244,8 +266,13 @@ def _read_file(
             return pandas.read_parquet(path)
         with warnings.catch_warnings():
             warnings.simplefilter("error", pandas.errors.ParserWarning)  # rows longer than the header
-            how = {"index_col": False, "skipinitialspace": True, "low_memory": False, "na_values": [*missing]}
-            return pandas.read_csv(path, sep=separator, names=names, **how)
+            how = {"index_col": False, "skipinitialspace": True, "dtype": str, "na_values": [*missing]}
+            frame = pandas.read_csv(path, sep=separator, names=names, **how)
+        for name in frame.columns:
+            if not kinds.get(name):  # a category keeps its leading zeros in every file
+                with contextlib.suppress(ValueError):
+                    frame[name] = pandas.to_numeric(frame[name].str.strip())
+        return frame
     except ImportError as error:
         raise ConfigError(f'{path.name} needs pandas and pyarrow to be read: pip install "jaxnn[tables]".') from error
     except (ValueError, Warning) as error:

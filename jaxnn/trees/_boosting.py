@@ -106,6 +106,8 @@ def _check_settings(objective: Objective, growth: Growth, fractions: Mapping[str
     if growth.num_leaves is not None:
         check_int("boosting: num_leaves", growth.num_leaves, least=2)
     # Tracers have their values when the program runs.
+    if isinstance(growth.learning_rate, int | float) and not growth.learning_rate > 0:
+        raise ConfigError(f"boosting: learning_rate must be a number > 0: {growth.learning_rate!r}.")
     for name in ("l1", "l2", "min_child_weight", "min_gain"):
         if isinstance(value := getattr(growth, name), int | float) and not value >= 0:
             raise ConfigError(f"boosting: {name} must be a number >= 0: {value!r}.")
@@ -114,6 +116,8 @@ def _check_settings(objective: Objective, growth: Growth, fractions: Mapping[str
             raise ConfigError(f"boosting: {name} must be a number in 0…1, not 0: {value!r}.")
     if not {*growth.monotone} <= {-1, 0, 1}:
         raise ConfigError(f"boosting: monotone must be -1, 0 or 1 for each column, not {growth.monotone!r}.")
+    if any(growth.monotone[column] for column in growth.categorical if column < len(growth.monotone)):
+        raise ConfigError("boosting: categories have no order that predictions could follow: their monotone must be 0.")
     if growth.monotone and objective.leaf_quantile is not None:
         raise ConfigError(
             "boosting: leaves that are quantiles do not keep monotone constraints: use another objective."
@@ -252,6 +256,7 @@ def predict_scores(model: Mapping[str, Any], inputs: Any, max_depth: int) -> jax
 
     ``model`` has parameters and model state together: ``start``, ``trees`` and ``num_trees``.
     """
+    model = jax.tree.map(jnp.asarray, model)  # NumPy's cannot be indexed by tracers
     bins, trees, start = inputs.T, Tree(**model["trees"]), model["start"]
 
     def add(index: Array, scores: jax.Array) -> jax.Array:

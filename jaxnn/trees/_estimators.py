@@ -72,6 +72,8 @@ class _GradientBoosting(BaseEstimator):
             if weights.ndim != 1 or not weights.any():
                 raise DataError("sample_weight must be a number for each row, [rows], and one weight not zero.")
         objective, num_classes = self._objective(), len(getattr(self, "classes_", ()))
+        if not isinstance(objective, Objective):
+            raise ConfigError(f"objective must be one as jn.trees.huber(), not {objective!r}.")
         if (objective.num_classes or 0) != num_classes:
             wanted = f"labels of {num_classes} classes" if num_classes else "numbers"
             raise ConfigError(f"the objective is not for {wanted}: see jn.trees.Objective.num_classes.")

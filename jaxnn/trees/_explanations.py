@@ -24,7 +24,8 @@ def importances(model: Mapping[str, Any], num_columns: int, kind: Literal["gain"
     >>> jn.trees.importances(model.state_, 4).argmax()
     np.int64(2)
     """
-    columns, gains = (np.asarray(model["trees"][name]).reshape(-1) for name in ("column", "gain"))
+    grown = slice(int(model["num_trees"]))
+    columns, gains = (np.asarray(model["trees"][name])[grown].reshape(-1) for name in ("column", "gain"))
     splits = columns >= 0
     weights = gains[splits] if kind == "gain" else np.ones(splits.sum())
     return np.bincount(columns[splits], weights, minlength=num_columns)

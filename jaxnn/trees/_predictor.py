@@ -53,7 +53,7 @@ def predictor(
     def predict(inputs: Array) -> Array:
         columns = jax.vmap(apply, (1, 0, 0, 0), 1)
         found = columns(jnp.asarray(inputs, jnp.float32), bounds, known, is_category)
-        scores = predict_scores(jax.tree.map(jnp.asarray, trees), found, max_depth) + jnp.reshape(far, (1, -1))
+        scores = predict_scores(trees, found, max_depth) + jnp.reshape(far, (1, -1))
         scores = scores[:, 0] if scores.shape[1] == 1 else scores
         return scores if objective is None else objective.outputs(scores)
 

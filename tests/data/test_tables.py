@@ -60,6 +60,19 @@ def test_files_and_frames_are_the_same_table(tmp_path: Path) -> None:
         jn.data.table(tmp_path / "nowhere.csv", target="kind")
 
 
+def test_categories_are_spelled_alike_in_every_file(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    (tmp_path / "train.csv").write_text("zip,size,y\n02134,1.50,1.5\nK1A,XL,-9\n00501,M,3.5\n")
+    (tmp_path / "test.csv").write_text("zip,size,y\n00501,1.50,1.5\n02134,1.50,3.5\n")
+    with pytest.raises(DataError, match="the target 'y' is missing in row 1"):
+        jn.data.table(tmp_path / "train.csv", target="y", categorical="zip", missing=[-9])
+    splits: Any = jn.data.table(tmp_path / "train.csv", target="y", categorical="zip", test=tmp_path / "test.csv")
+    assert splits.train.columns.categories["zip"] == ("00501", "02134", "K1A")
+    assert splits.test.examples.inputs["categories"].tolist() == [[1, 1], [2, 1]]
+    splits = jn.data.table({"a": np.float32([0.1, 0.2]), "y": [-9.0, 1.0]}, target="a", categorical="a", missing="-9")
+    assert splits.class_names == ("0.1", "0.2") and np.isnan(splits.train.examples.inputs["numbers"][0, 0])
+
+
 def test_a_polars_frame_is_the_same_table() -> None:
     check(jn.data.table(pytest.importorskip("polars").DataFrame(COLUMNS), **OPTIONS))
 
@@ -92,6 +105,8 @@ def test_fractions_are_disjoint_and_categories_those_of_train() -> None:
         ({"age": [None] * 4}, {}, "column 'age' has no value"),
         ({"age": [1.0, np.inf, 2, 3]}, {}, "train: column 'age' is infinite, as float32, in row 1"),
         ({"age": ["1", "2", "3", "old"]}, {}, "column 'age' has numbers, and texts such as 'old'"),
+        ({"age": ["1,5", "2,5", "3,1", "x"]}, {}, "column 'age' has numbers, and texts such as '1,5'"),
+        ({"age": 1.6e9 + np.arange(4.0)}, {}, "float32 cannot tell the values of column 'age' apart"),
         ({"age": [1, 2]}, {}, "train must have rows, as many in each column"),
         ({"age": np.zeros((4, 2))}, {}, r"column 'age' must be numbers or texts \[rows\], not float64 \[4, 2\]"),
         ({}, {"test": {**TEST, "age": ["old"]}}, "test: column 'age' is of numbers: .*'old'"),

@@ -61,6 +61,7 @@ def same_trees(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("leaves", [6, pytest.param(None, marks=pytest.mark.slow)])
 def test_predictions_are_those_of_scikit_learn(leaves: int | None) -> None:
     inputs, targets = table(400)
+    inputs = inputs.round(1)  # a bin for each value
     ours = trees.GradientBoostingRegressor(
         num_trees=6, num_leaves=leaves, max_depth=3, min_child_weight=5, categorical=(), l2=0.5
     )
@@ -279,7 +280,10 @@ def test_exported_predictions_of_numbers_are_those_of_the_model(kind: Any, train
     np.testing.assert_array_equal(jax.export.deserialize(bytearray(content)).call(rows), expected)
     splits, state = trained.experiment.data(trained.config), trained.state
     predict = trees.predictor(splits.train.bins, {**state.params, **state.model_state})
-    np.testing.assert_array_equal(jax.jit(predict)(rows), trained.predict(splits.train.bins.apply(rows)))
+    bins = splits.train.bins.apply(rows)
+    np.testing.assert_array_equal(jax.jit(predict)(rows), trained.predict(bins))
+    content = trained.export(tmp_path / "run.stablehlo").read_bytes()
+    np.testing.assert_array_equal(jax.export.deserialize(bytearray(content)).call(bins), trained.predict(bins))
 
 
 @pytest.mark.slow
@@ -296,6 +300,8 @@ def test_the_best_number_of_trees_predicts_after_an_early_stop(tmp_path: Path) -
     model = trees.GradientBoostingRegressor(num_trees=50, max_depth=3, learning_rate=0.9, patience=3).fit(*table())
     grown = (model.state_["trees"]["weight"][:, 0, 0] > 0).sum()
     assert model.state_["num_trees"] == grown - 3
+    splits = (model.state_["trees"]["column"][: grown - 3] >= 0).sum()
+    assert trees.importances(model.state_, 4, "splits").sum() == splits  # of the trees that predict
 
 
 @pytest.mark.slow
