@@ -69,7 +69,8 @@ def test_categories_are_spelled_alike_in_every_file(tmp_path: Path) -> None:
     splits: Any = jn.data.table(tmp_path / "train.csv", target="y", categorical="zip", test=tmp_path / "test.csv")
     assert splits.train.columns.categories["zip"] == ("00501", "02134", "K1A")
     assert splits.test.examples.inputs["categories"].tolist() == [[1, 1], [2, 1]]
-    splits = jn.data.table({"a": np.float32([0.1, 0.2]), "y": [-9.0, 1.0]}, target="a", categorical="a", missing="-9")
+    columns = {"a": np.float32([0.1, 0.2]), "y": [-9.0, 1.0]}
+    splits = jn.data.table(columns, target="a", classification=True, missing="-9")
     assert splits.class_names == ("0.1", "0.2") and np.isnan(splits.train.examples.inputs["numbers"][0, 0])
 
 
