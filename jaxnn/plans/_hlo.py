@@ -27,15 +27,14 @@ class Work(NamedTuple):
 
     def plus(self, other: Work, times: float = 1) -> Work:
         """This work and ``times`` that of ``other``."""
-        calls = collections.Counter(self.calls)
-        for name, count in other.calls.items():
-            calls[name] += count * times  # type: ignore[assignment]
-        collectives = dict(self.collectives)
+        calls = {name: self.calls.get(name, 0.0) + count * times for name, count in other.calls.items()}
+        collectives = {}
         for kind, (count, size) in other.collectives.items():
-            before = collectives.get(kind, (0.0, 0.0))
+            before = self.collectives.get(kind, (0.0, 0.0))
             collectives[kind] = before[0] + count * times, before[1] + size * times
         moved, sent = self.bytes + other.bytes * times, self.sent + other.sent * times
-        return Work(moved, self.launches + other.launches * times, dict(calls), collectives, sent)
+        launches = self.launches + other.launches * times
+        return Work(moved, launches, self.calls | calls, self.collectives | collectives, sent)
 
 
 class _Instruction(NamedTuple):
