@@ -16,7 +16,7 @@ from jaxnn.engine._trainer import MemberLog, Trainer
 from jaxnn.engine._tuning import MOST_STEPS, SHORT_STEP, Call, VmapPlan, choose_steps_per_call, plan_vmap_size
 from jaxnn.engine._windows import near_divisor, typical_window, with_tails
 from jaxnn.nn import platform
-from jaxnn.observe import Clock, check_placement, describe_devices
+from jaxnn.observe import Clock, describe_devices
 from jaxnn.parallel import SINGLE_DEVICE, Layout, all_agree, process_count
 from jaxnn.record import PARTS, jax_flags
 from jaxnn.types import Array, ConfigError, DataError, Experiment, Splits, TrainState, suggest
@@ -132,7 +132,6 @@ def _open_run(trainer: Trainer, steps_per_call: int | None) -> None:
     trainer.state = programs.init()
     if eval_split is not None:
         check_sums(programs, trainer.splits.named()[eval_split], lambda: trainer.state)
-    check_placement(trainer.placement(), platform())
 
 
 def _open_population(trainer: Trainer, members: Members) -> None:

@@ -5,7 +5,6 @@ from jaxnn.observe._machine import (
     UNOPENED,
     Placement,
     available_bytes,
-    check_placement,
     describe_devices,
     device_kind,
     device_name,
