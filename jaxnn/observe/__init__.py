@@ -17,8 +17,8 @@ from jaxnn.observe._machine import (
 from jaxnn.observe._printing import Table, html_table, markdown_table, printable, text_table
 from jaxnn.observe._programs import (
     Compilation,
-    Ledger,
     Lowered,
+    compile_totals,
     equations,
     implementations,
     lower_ahead,

@@ -17,7 +17,7 @@ import numpy as np
 from jaxnn import engine, parallel
 from jaxnn import record as records
 from jaxnn.engine import RunOptions
-from jaxnn.observe import Clock, describe_devices, peak_memory_bytes, steady_throughput
+from jaxnn.observe import Clock, compile_totals, describe_devices, peak_memory_bytes, steady_throughput
 from jaxnn.run._display import Display
 from jaxnn.run._report import NAME_WIDTH, Summary, device_rows
 from jaxnn.run._resume import continued_options, restored_facts
@@ -166,7 +166,8 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
         session.ending = summarise(session)
         ending = {"status": log.status, "summary": session.ending.as_json(), "checkpoints": kept}
         attempt(lambda: record.write("run.json", facts | ending))
-        attempt(lambda: record.write("compiles.json", trainer.programs.ledger.as_json()))
+        compiled, totals = [*map(dataclasses.asdict, trainer.programs.ledger)], session.ending.compilations
+        attempt(lambda: record.write("compiles.json", {"compilations": compiled, "totals": totals}))
         # An error that ended the run is reported in place of the disk's; leaving the loop by `break` is none.
         if refused and (error is None or isinstance(error, GeneratorExit)):
             raise refused[0]
@@ -184,7 +185,7 @@ def summarise(session: Session) -> Summary:
         first_step_seconds={"total": sum(session.ready_seconds.values()), **session.ready_seconds},
         seconds=trainer.clock.seconds,
         peak_bytes=peak_memory_bytes(),
-        compilations=trainer.programs.ledger.totals(),
+        compilations=compile_totals(trainer.programs.ledger),
         stalls=tuple(trainer.flight.stalls),
     )
 

@@ -226,7 +226,7 @@ class SweepRun:
         """Drops a group and its programs, keeps their ledger, and waits for its checkpoints."""
         trainer = self.plan.open.pop(number)
         trainer.programs.spec.feed.close()
-        for compilation in trainer.programs.ledger.compilations:
+        for compilation in trainer.programs.ledger:
             self.compilations.append({"group": number, **dataclasses.asdict(compilation)})
         if trainer.checkpoints is not None:
             with self.plan.clock.span("checkpoint"):
