@@ -14,7 +14,7 @@ from jaxnn.observe._machine import (
     observe_placement,
     peak_memory_bytes,
 )
-from jaxnn.observe._printing import Table, html_table, markdown_table, printable, text_table
+from jaxnn.observe._printing import Table, markdown_table, printable, text_table
 from jaxnn.observe._programs import (
     Compilation,
     Lowered,

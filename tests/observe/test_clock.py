@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxnn.observe import Clock, Table, Window, html_table, markdown_table, steady_throughput, text_table
+from jaxnn.observe import Clock, Table, Window, markdown_table, steady_throughput, text_table
 
 
 def test_inner_spans_pause_outer_ones() -> None:
@@ -41,4 +41,4 @@ def test_tables_are_aligned_and_escaped() -> None:
     assert markdown_table(rows, header).splitlines()[1:] == ["| --- | --- |", "| a |  |", "| longer | <b>\\| |"]
     noted = Table(header, rows, ["a note"])
     assert repr(noted).endswith("\na note") and noted._repr_html_().endswith("<p>a note</p>")
-    assert "&lt;b&gt;" in html_table(rows, header) and "<b>" not in html_table(rows)
+    assert "&lt;b&gt;" in noted._repr_html_() and "<b>" not in Table(None, rows)._repr_html_()
