@@ -68,7 +68,7 @@ def open_trainer(
             "the data are not on the device, so members cannot have different orders of them: choose "
             "order='shared', or a smaller data set."
         )
-    spec = GroupSpec(experiment, given.member, "seed" in given.values, splits.train, feed, layout)
+    spec = GroupSpec(experiment, given.member, splits.train, feed, layout)
     logs = list(logs) if logs is not None else [MemberLog()]
     programs = Programs(spec, splits, eval_batch_size, options.eval_batches, given.values, len(logs), clock=clock)
     if (rows := len(programs.batch.mask)) != config.batch_size:
@@ -111,7 +111,7 @@ def programs_of(
         members = Members(tuple(range(num_seeds)), seeds, lambda values: experiment.replace(**values))
     given = members or Members((0,), {}, lambda values: experiment)
     feed = make_feed(splits, experiment.config.seed, experiment.config.batch_size, resident=resident, layout=layout)
-    spec = GroupSpec(experiment, given.member, "seed" in given.values, splits.train, feed, layout)
+    spec = GroupSpec(experiment, given.member, splits.train, feed, layout)
     return Programs(spec, splits, 2 * experiment.config.batch_size, None, given.values, len(given.numbers))
 
 
