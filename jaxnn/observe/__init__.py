@@ -1,6 +1,6 @@
 """Instruments: clocks, compilations, memory, devices, placement, precision, implementations, throughput, tables."""
 
-from jaxnn.observe._clock import Clock, Throughput, Window, steady_throughput
+from jaxnn.observe._clock import Clock, Throughput, steady_throughput
 from jaxnn.observe._machine import (
     UNOPENED,
     Placement,

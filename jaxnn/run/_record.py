@@ -175,7 +175,7 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
 
 def summarise(session: Session) -> Summary:
     """Returns the summary of the run so far."""
-    trainer, throughput = session.trainer, steady_throughput(session.trainer.windows)
+    trainer, throughput = session.trainer, steady_throughput(session.trainer.rates)
     return Summary(
         status=session.log.status,
         step=session.log.step,
