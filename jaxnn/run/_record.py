@@ -56,7 +56,6 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
     start; then nothing was written.
     """
     with contextlib.ExitStack() as stack:
-        writers = stack.enter_context(engine.closing_writers(options))
         before = record = None
         parallel.all_agree("config", records.config_json(experiment.config))
         shared = {"progress": None, "run_dir": options.run_dir, "resume": options.resume}
@@ -65,9 +64,8 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             parallel.broadcast_from_primary(lambda: records.read_run(resume))  # before a lock file is written
             record = stack.enter_context(records.open_record(resume, writes=parallel.is_primary()))
             before = parallel.broadcast_from_primary(lambda: records.read_run(resume))
-            given, options = options.writers, continued_options(experiment, options, before)
-            if not given:
-                writers = stack.enter_context(engine.closing_writers(options))
+            options = continued_options(experiment, options, before)
+        writers = stack.enter_context(engine.closing_writers(options))
         if (run_dir := options.run_dir) is not None:
             parallel.broadcast_from_primary(lambda: records.check_vacant(run_dir))
         engine.check_config(experiment.config)
