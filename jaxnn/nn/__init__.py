@@ -47,7 +47,6 @@ __all__ = [
     "attention",
     "avg_pool",
     "batch_mask",
-    "batch_sharding",
     "conv_general_dilated",
     "cross_entropy",
     "dot_general",
