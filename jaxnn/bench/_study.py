@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import runpy
 import sys
-import time
+import timeit
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -274,22 +274,16 @@ def per_call(call: Callable[[], object], seconds: float) -> Callable[[], float]:
     >>> 0 < jn.bench.per_call(lambda: sum(range(1000)), seconds=0.01)() < 0.01
     True
     """
-    count = 0
-
-    def timed(number: int) -> float:
-        started = time.perf_counter()
-        for _ in range(number):
-            call()
-        return (time.perf_counter() - started) / number
+    timer, count = timeit.Timer(call), 0
 
     def measure() -> float:
         nonlocal count
         if not count:
-            estimates = [timed(1)]
+            estimates = [timer.timeit(1)]
             while len(estimates) < 5 and sum(estimates) < seconds:
-                estimates.append(timed(1))
+                estimates.append(timer.timeit(1))
             count = max(1, round(seconds / min(estimates)))
-        return timed(count)
+        return timer.timeit(count) / count
 
     return measure
 

@@ -43,12 +43,7 @@ def run_command(argv: Sequence[str] | None = None) -> None:
 
 def _deferred(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:
     """``function`` for the parser, which calls it: binds its arguments."""
-
-    @functools.wraps(function)
-    def bind(*arguments: Any, **options: Any) -> Callable[[], None]:
-        return functools.partial(function, *arguments, **options)
-
-    return bind
+    return functools.wraps(function)(lambda *arguments, **options: functools.partial(function, *arguments, **options))
 
 
 def devices() -> None:

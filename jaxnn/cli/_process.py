@@ -16,7 +16,7 @@ import jax
 
 from jaxnn.observe import cpu_count, printable
 from jaxnn.parallel import EXPLICIT, LOST_AFTER, START_TIMEOUT, Place, detect_place, joined
-from jaxnn.run import RESUMABLE, Farewell, drop_output, interruptible, leave
+from jaxnn.run import RESUMABLE, Interruption, drop_output, interruptible, leave
 from jaxnn.types import ConfigError, JaxnnError, TrainingError, check_int
 
 FAILED = 1
@@ -196,11 +196,16 @@ def exit_on_user_error(resumed: Path | None = None, *, owns_process: bool = Fals
     trained since the record ``resumed``, which the command resumes, was saved. If it ``owns_process``, an interruption
     may end the process outside of Python code, which compilers and computations in C++ keep from running.
     """
-    early = INTERRUPTED, "interrupted before anything was trained"
-    if resumed is not None:
-        early = RESUMABLE, f"interrupted before the first step; to resume: --resume {resumed}"
-    at_once = "interrupted at once; what was saved before is kept, see `jaxnn runs`"
-    farewell = Farewell(*early, INTERRUPTED, at_once)
+
+    def farewell(interruption: Interruption) -> tuple[int, str]:
+        if interruption.signum is not None:  # by a second signal
+            return INTERRUPTED, "interrupted at once; what was saved before is kept, see `jaxnn runs`"
+        if resumed is not None:
+            return RESUMABLE, f"interrupted before the first step; to resume: --resume {resumed}"
+        # SIGTERM is a scheduler's, which may try again.
+        status = RESUMABLE if interruption.ended_by == signal.SIGTERM else INTERRUPTED
+        return status, "interrupted before anything was trained"
+
     if owns_process:
         for signum in (signal.SIGINT, signal.SIGTERM):
             # Keeps the status of a finished command while JAX cleans up, which takes most of a second.
@@ -211,7 +216,7 @@ def exit_on_user_error(resumed: Path | None = None, *, owns_process: bool = Fals
         except BaseException as error:
             if interruption.at_once or isinstance(error, KeyboardInterrupt):
                 # Also if another exception replaced KeyboardInterrupt on its way through C++ code.
-                status, text = farewell.after(interruption)
+                status, text = farewell(interruption)
                 if not isinstance(error, SystemExit):  # which has printed the reason
                     print(printable(text, lines=False), file=sys.stderr)
                 if owns_process:

@@ -79,7 +79,6 @@ __all__ = [
     "read_image",
     "read_tsv",
     "sms_spam",
-    "split_off_validation",
     "standardize",
     "stream",
     "subset",

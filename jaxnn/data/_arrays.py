@@ -158,14 +158,7 @@ def arrays(
 def split_off_validation(
     pair: tuple[np.ndarray, np.ndarray], num_validation: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray] | None]:
-    """Returns the training pair without its last ``num_validation`` examples, and these as a pair (None if 0).
-
-    Raises DataError for a negative number, or one that leaves no example to train on.
-
-    >>> train, validation = jn.data.split_off_validation((np.eye(10), np.arange(10)), 3)
-    >>> jn.data.arrays(train, validation=validation)
-    Splits(arrays: 7 train, 3 validation, inputs float32 [10])
-    """
+    """Returns the training pair without its last ``num_validation`` examples, and these as a pair (None if 0)."""
     inputs, targets = pair
     check_int("num_validation, a number of examples,", num_validation, 0)
     num_train = len(inputs) - num_validation

@@ -64,20 +64,16 @@ def diabetes(test_fraction: float = 0.2, validation_fraction: float = 0.0, seed:
 def _bundled(name: str, test: float, validation: float, seed: int) -> Splits:
     """Loads a data set of scikit-learn and splits it, stratified by class."""
     check_fractions({"test_fraction": test, "validation_fraction": validation}, seed)
-    spec = importlib.util.find_spec("sklearn")
-    file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz" if spec and spec.origin else Path()
     names: tuple[str, ...] = tuple("0123456789")
-    # Digits are read from their file: importing scikit-learn takes a second.
-    if name == "digits" and file.is_file():
-        rows = np.loadtxt(file, delimiter=",")
-        inputs, targets = rows[:, :-1], rows[:, -1].astype(np.int64)
+    if name == "digits":  # read from their file: importing scikit-learn takes a second
+        files: Any = importlib.util.find_spec("sklearn")
+        rows = np.loadtxt(Path(files.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+        inputs, targets = (rows[:, :-1].reshape(-1, 8, 8, 1) / 16.0).astype(np.float32), rows[:, -1].astype(np.int64)
     else:
         from sklearn import datasets
 
         bunch = getattr(datasets, f"load_{name}")()
         inputs, targets, names = bunch.data, bunch.target, tuple(map(str, bunch.get("target_names", ())))
-    if name == "digits":
-        inputs = (inputs.reshape(-1, 8, 8, 1) / 16.0).astype(np.float32)
     has_labels = np.issubdtype(targets.dtype, np.integer)
     fractions = {"test": test, "validation": validation}
     counts = {split: math.ceil(fraction * len(targets)) for split, fraction in fractions.items() if fraction}

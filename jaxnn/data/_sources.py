@@ -146,7 +146,8 @@ def iterable(
     (like,) = source.first(1)
     sources: dict[str, Any] = {"train": source}
     for split, given in (("validation", validation), ("test", test)):
-        if _is_reader(given):
+        is_arrays = isinstance(given, tuple | list | Mapping) or hasattr(given, "__array__")
+        if not is_arrays and hasattr(given, "__len__") and hasattr(given, "__getitem__"):  # a reader
             sources[split] = StreamSource(given, split, known, num_workers=0)
             one = sources[split].like
             check_alike(f"the {{one}} of example 0 of {split}", one, "that of example 0 of train", like)
@@ -158,12 +159,6 @@ def iterable(
                 check_label_range(split, np.asarray(examples.targets), known)
             sources[split] = ArraySource(examples)
     return Splits(**sources, name=name, class_names=tuple(class_names))
-
-
-def _is_reader(given: Any) -> bool:
-    """Whether a split has random access to its examples, and is neither arrays nor a tree of them."""
-    is_arrays = isinstance(given, tuple | list | Mapping) or hasattr(given, "__array__")
-    return not is_arrays and hasattr(given, "__len__") and hasattr(given, "__getitem__")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -44,7 +44,7 @@ class Programs:
     eval_batches: int | None = None  # batches of a split that training looks at; None: all
     values: Mapping[str, Array] = dataclasses.field(default_factory=dict)  # ``[members]`` of each traced field
     num_members: int = 1  # the number of members
-    ledger: observe.Ledger = dataclasses.field(default_factory=observe.Ledger)  # gets an entry per compilation
+    ledger: list[observe.Compilation] = dataclasses.field(default_factory=list)  # in order
     clock: observe.Clock = dataclasses.field(default_factory=observe.Clock)  # gets the time as ``trace``, ``compile``
     first_examples: Examples = dataclasses.field(init=False)  # the first batch's examples, on the device
     shapes: TrainState = dataclasses.field(init=False)  # those of the state of one member
@@ -94,7 +94,7 @@ class Programs:
                 done = list(pool.map(observe.Lowered.compile, lowered))
         for key, (program, entry) in zip(missing, done, strict=True):
             self._compiled[key] = program
-            self.ledger.compilations.append(entry)
+            self.ledger.append(entry)
 
     @functools.cached_property
     def start(self) -> Start:
@@ -280,14 +280,14 @@ class Programs:
         """Compiles ``function`` as `lower_ahead` does, on the clock and in the ledger."""
         with self.clock.span("compile", f"compiling the program to {name}"):
             program, entry = observe.lower_ahead(function, name, cause, *arguments, **jit).compile()
-        self.ledger.compilations.append(entry)
+        self.ledger.append(entry)
         return program
 
     def _program(self, key: tuple[Any, ...], cause: str) -> Any:
         if key not in self._compiled:
             with self.clock.span("compile", f"compiling the program to {' '.join(map(str, key[::2]))}"):
                 self._compiled[key], entry = self._lower(key, cause).compile()
-            self.ledger.compilations.append(entry)
+            self.ledger.append(entry)
         return self._compiled[key]
 
     def _lower(self, key: tuple[Any, ...], cause: str) -> observe.Lowered:

@@ -9,7 +9,6 @@ import numpy as np
 from jaxnn.engine._states import EMPTY, arrange, bring_back
 from jaxnn.engine._trainer import RUNNING, Trainer
 from jaxnn.engine._windows import WindowResult, run_windows, with_tails
-from jaxnn.observe import Window
 from jaxnn.parallel import StopVote
 from jaxnn.tasks import derived_metrics
 
@@ -163,6 +162,6 @@ def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowR
         if bad_step >= 0:
             trainer.logs[row].error = f"the loss is no longer finite at step {bad_step} of {trainer.plan.num_steps}"
         trainer.settle(row, result.step, diverged=bad_step >= 0)
-    trainer.windows.append(Window(result.num_steps, result.seconds))
+    trainer.rates.append(rate)
     trainer.report(lines)
     return WindowReport(result.step, result.num_steps, lines, result.seconds, bool(means), False)

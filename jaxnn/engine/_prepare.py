@@ -16,7 +16,7 @@ from jaxnn.engine._trainer import MemberLog, Trainer
 from jaxnn.engine._tuning import MOST_STEPS, SHORT_STEP, Call, VmapPlan, choose_steps_per_call, plan_vmap_size
 from jaxnn.engine._windows import near_divisor, typical_window, with_tails
 from jaxnn.nn import platform
-from jaxnn.observe import Clock, check_placement, describe_devices
+from jaxnn.observe import Clock, describe_devices
 from jaxnn.parallel import SINGLE_DEVICE, Layout, all_agree, process_count
 from jaxnn.record import PARTS, jax_flags
 from jaxnn.types import Array, ConfigError, DataError, Experiment, Splits, TrainState, suggest
@@ -68,7 +68,7 @@ def open_trainer(
             "the data are not on the device, so members cannot have different orders of them: choose "
             "order='shared', or a smaller data set."
         )
-    spec = GroupSpec(experiment, given.member, "seed" in given.values, splits.train, feed, layout)
+    spec = GroupSpec(experiment, given.member, splits.train, feed, layout)
     logs = list(logs) if logs is not None else [MemberLog()]
     programs = Programs(spec, splits, eval_batch_size, options.eval_batches, given.values, len(logs), clock=clock)
     if (rows := len(programs.batch.mask)) != config.batch_size:
@@ -111,7 +111,7 @@ def programs_of(
         members = Members(tuple(range(num_seeds)), seeds, lambda values: experiment.replace(**values))
     given = members or Members((0,), {}, lambda values: experiment)
     feed = make_feed(splits, experiment.config.seed, experiment.config.batch_size, resident=resident, layout=layout)
-    spec = GroupSpec(experiment, given.member, "seed" in given.values, splits.train, feed, layout)
+    spec = GroupSpec(experiment, given.member, splits.train, feed, layout)
     return Programs(spec, splits, 2 * experiment.config.batch_size, None, given.values, len(given.numbers))
 
 
@@ -132,7 +132,6 @@ def _open_run(trainer: Trainer, steps_per_call: int | None) -> None:
     trainer.state = programs.init()
     if eval_split is not None:
         check_sums(programs, trainer.splits.named()[eval_split], lambda: trainer.state)
-    check_placement(trainer.placement(), platform())
 
 
 def _open_population(trainer: Trainer, members: Members) -> None:

@@ -47,7 +47,6 @@ class GroupSpec(NamedTuple):
     experiment: Experiment[Any]  # that of any member
     # From the values of the traced fields, which may be tracers, to a member's experiment.
     member: Callable[[Mapping[str, Any]], Experiment[Any]]
-    seeded: bool  # whether each member has its own seed
     source: Source  # the training split
     feed: DeviceFeed  # how its examples reach the device
     # The devices: members are sharded along the mesh axis ``members``, and each is placed on the other axes as its solo
@@ -181,9 +180,10 @@ def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tupl
             states, totals = _vmap_or_squeeze(one, 1)(part.values, part.members, totals)
         else:
             # Shared parts are not mapped: their batches and random numbers are computed once.
-            key = part.members.key if spec.seeded else part.members.key[0]
+            seeded = "seed" in part.values
+            key = part.members.key if seeded else part.members.key[0]
             shared = part.members._replace(step=jnp.asarray(part.step), key=key)
-            axes = TrainState(None, 0, 0, 0, 0 if spec.seeded else None)  # type: ignore[arg-type]
+            axes = TrainState(None, 0, 0, 0, 0 if seeded else None)  # type: ignore[arg-type]
             states, totals = jax.vmap(one, in_axes=(0, axes, 0), out_axes=(axes, 0))(part.values, shared, totals)
         continues = part.alive & (totals.bad_step < 0)
 

@@ -17,7 +17,7 @@ from jaxnn.engine._options import RunOptions, named_probes, stopping_rule
 from jaxnn.engine._states import HostStates, Shape, host_shapes, shape_of
 from jaxnn.engine._tuning import VmapPlan
 from jaxnn.engine._windows import Flight, Plan
-from jaxnn.observe import Clock, Placement, Window, observe_placement
+from jaxnn.observe import Clock, Placement, observe_placement
 from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.tasks import derived_metrics
 from jaxnn.types import ConfigError, Experiment, PyTree, Splits, TrainState
@@ -77,7 +77,7 @@ class Trainer:
     writers: Sequence[records.MetricWriter] = ()  # that get each line, beside the record
     # Called after each evaluation of a run, whose newest state is there: returns the metrics that probes add; or None.
     probe: Callable[[int], Mapping[str, float]] | None = None
-    windows: list[Window] = dataclasses.field(default_factory=list)  # the speed of each window of this process
+    rates: list[float] = dataclasses.field(default_factory=list)  # steps/s in each window of this process
     _reported: records.LogDigest = dataclasses.field(init=False)  # of the lines in the record
     _saved_at: float = 0.0  # when a state was saved last, by ``time.perf_counter``
 

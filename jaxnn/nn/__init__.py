@@ -29,7 +29,7 @@ from jaxnn.nn._layer_arguments import (
     use_batch_sharding,
 )
 from jaxnn.nn._normalization import BatchNorm, LayerNorm, RMSNorm
-from jaxnn.nn._rnn import GRU, LSTM, Bidirectional, Recurrent, Stacked
+from jaxnn.nn._rnn import GRU, LSTM, Bidirectional, Recurrent
 from jaxnn.nn._spatial import Conv, avg_pool, conv_general_dilated, max_pool
 
 __all__ = [
@@ -44,11 +44,9 @@ __all__ = [
     "LayerNorm",
     "Policy",
     "RMSNorm",
-    "Stacked",
     "attention",
     "avg_pool",
     "batch_mask",
-    "batch_sharding",
     "conv_general_dilated",
     "cross_entropy",
     "dot_general",

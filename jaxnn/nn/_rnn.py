@@ -1,4 +1,4 @@
-"""Recurrent layers with Flax's results: LSTM and GRU, bidirectional and stacked."""
+"""Recurrent layers with Flax's results: LSTM and GRU, in one or both directions."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 from jax.nn.initializers import Initializer
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 
-from jaxnn.nn._dense import Dropout
-from jaxnn.nn._layer_arguments import check_rate, choose, scope, unbox
+from jaxnn.nn._layer_arguments import choose, scope, unbox
 from jaxnn.nn._rnn_kernels import Weights, cudnn_obstacle, flip, run_cudnn, run_fused_inputs
 from jaxnn.types import ConfigError, DataError, check_int
 
@@ -183,7 +182,9 @@ class Bidirectional(linen.Module):
     ) -> Any:
         """Runs over sequences; arguments, results and errors are those of the layers, with a pair of states."""
         time_major = self.time_major if time_major is None else time_major
-        carries = _per_layer("Bidirectional", initial_carry, 2)
+        carries: Any = (None, None) if initial_carry is None else initial_carry
+        if not isinstance(carries, list | tuple) or len(carries) != 2:
+            raise DataError("Bidirectional needs an initial_carry of 2 states, one per layer.")
         layers = [self.forward_rnn, self.backward_rnn]
         options = [(type(x), x.features, x.dtype, x.param_dtype, x.implementation) for x in layers]
         results: list[tuple[Any, jax.Array]] = []
@@ -197,79 +198,11 @@ class Bidirectional(linen.Module):
         return ((forward_carry, backward_carry), outputs) if with_carry else outputs
 
 
-class Stacked(linen.Module):
-    """A stack of recurrent layers with dropout between them.
-
-    The example is PyTorch's ``LSTM(…, 32, num_layers=2, dropout=0.2)``; widths and kinds may differ. The parameters are
-    under ``layers_0``, ``layers_1``, ….
-
-    >>> layer = jn.nn.Stacked([jn.nn.LSTM(32), jn.nn.LSTM(32)], dropout=0.2)
-    >>> jax.eval_shape(layer.init_with_output, jax.random.key(0), jnp.ones((8, 20, 16)))[0].shape
-    (8, 20, 32)
-
-    Attributes:
-        layers: `LSTM`, `GRU`, `Bidirectional`, or modules with the same call.
-        dropout: ``[]`` the rate between two layers, 0…1; may be a tracer.
-        time_major: whether inputs and outputs are ``[time, *batch, features]``; overrides the layers'.
-        return_carry: whether the tuple of all layers' last states is returned too.
-    """
-
-    layers: Sequence[linen.Module]
-    dropout: ArrayLike = 0.0
-    time_major: bool = False
-    return_carry: bool = False
-
-    def __post_init__(self) -> None:
-        check_rate(self.dropout)
-        layers = self.layers if isinstance(self.layers, Sequence) else ()
-        are_layers = [isinstance(layer, linen.Module) and not isinstance(layer, linen.RNNCellBase) for layer in layers]
-        if not are_layers or not all(are_layers):
-            raise ConfigError(f"Stacked needs layers, as Stacked([LSTM(64), LSTM(64)]), not {self.layers!r}.")
-        super().__post_init__()
-
-    @linen.compact
-    def __call__(
-        self,
-        inputs: jax.Array,
-        *,
-        train: bool = False,
-        initial_carry: Any = None,
-        seq_lengths: jax.Array | None = None,
-        return_carry: bool | None = None,
-        time_major: bool | None = None,
-    ) -> Any:
-        """Runs over sequences; arguments, results and errors are those of the layers, with a tuple of states.
-
-        With ``train``, ``apply`` needs ``rngs={"dropout": key}`` unless the rate is a plain 0.
-        """
-        time_major = self.time_major if time_major is None else time_major
-        carries = _per_layer("Stacked", initial_carry, len(self.layers))
-        _check_sequences("Stacked", inputs, time_major)
-        x = inputs if time_major else jnp.moveaxis(inputs, -2, 0)
-        last = []
-        for k, (layer, carry) in enumerate(zip(self.layers, carries, strict=True)):
-            x = Dropout(self.dropout, batch_axis=1)(x, train=train) if k else x
-            carry, x = layer(x, initial_carry=carry, seq_lengths=seq_lengths, return_carry=True, time_major=True)
-            last.append(carry)
-        outputs = x if time_major else jnp.moveaxis(x, 0, -2)
-        with_carry = self.return_carry if return_carry is None else return_carry
-        return (tuple(last), outputs) if with_carry else outputs
-
-
 def _check_sequences(name: str, inputs: jax.Array, time_major: bool) -> None:
     if inputs.ndim < 2 or not jnp.issubdtype(inputs.dtype, jnp.floating):
         wanted = "[time, *batch, features]" if time_major else "[*batch, time, features]"
         hint = ": embed token ids first" if jnp.issubdtype(inputs.dtype, jnp.integer) else ""
         raise DataError(f"{name} needs floats {wanted}, not {inputs.dtype} {list(inputs.shape)}{hint}.")
-
-
-def _per_layer(name: str, carry: Any, count: int) -> tuple[Any, ...]:
-    """Returns the states of ``count`` layers; None for each if ``carry`` is None."""
-    if carry is None:
-        return (None,) * count
-    if not isinstance(carry, list | tuple) or len(carry) != count:
-        raise DataError(f"{name} needs an initial_carry of {count} states, one per layer.")
-    return tuple(carry)
 
 
 def _run(

@@ -1,11 +1,10 @@
 """Instruments: clocks, compilations, memory, devices, placement, precision, implementations, throughput, tables."""
 
-from jaxnn.observe._clock import Clock, Throughput, Window, steady_throughput
+from jaxnn.observe._clock import Clock, Throughput, steady_throughput
 from jaxnn.observe._machine import (
     UNOPENED,
     Placement,
     available_bytes,
-    check_placement,
     describe_devices,
     device_kind,
     device_name,
@@ -15,11 +14,11 @@ from jaxnn.observe._machine import (
     observe_placement,
     peak_memory_bytes,
 )
-from jaxnn.observe._printing import Table, html_table, markdown_table, printable, text_table
+from jaxnn.observe._printing import Table, markdown_table, printable, text_table
 from jaxnn.observe._programs import (
     Compilation,
-    Ledger,
     Lowered,
+    compile_totals,
     equations,
     implementations,
     lower_ahead,

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,13 +41,6 @@ class Clock:
         self._seconds, self.current = self.seconds, (name, stage, self.now())
 
 
-class Window(NamedTuple):
-    """Training steps that were synchronized together: ``num_steps`` updates took ``seconds`` of wall time."""
-
-    num_steps: int
-    seconds: float
-
-
 class Throughput(NamedTuple):
     """Steady speed of training: the median over windows, and the interquartile range as a fraction of it."""
 
@@ -56,12 +49,8 @@ class Throughput(NamedTuple):
     num_windows: int
 
 
-def steady_throughput(windows: Iterable[Window]) -> Throughput | None:
-    """Returns median and spread of steps/s over the windows, quartiles as in ``numpy.percentile``.
-
-    Windows without steps or time are left out; None if no window remains.
-    """
-    rates = [window.num_steps / window.seconds for window in windows if window.num_steps > 0 and window.seconds > 0]
+def steady_throughput(rates: Sequence[float]) -> Throughput | None:
+    """Returns median and spread of the steps/s of windows, quartiles as in ``numpy.percentile``; None for none."""
     if not rates:
         return None
     lower, median, upper = np.percentile(rates, [25, 50, 75])

@@ -1,5 +1,6 @@
 """The devices JAX computes on, why a GPU is not among them, their memory, and which of them hold a run's arrays."""
 
+import collections
 import dataclasses
 import importlib.metadata
 import math
@@ -9,13 +10,13 @@ import pathlib
 import platform
 import resource
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxnn.types import ConfigError, PyTree, TrainingError, cpu_count
+from jaxnn.types import ConfigError, PyTree, cpu_count
 
 # Raised by JAX if it cannot open a device; the latter if JAX_PLATFORMS leaves it none.
 UNOPENED = (RuntimeError, AssertionError)
@@ -114,14 +115,8 @@ def nbytes(tree: PyTree) -> int:
     >>> jn.observe.nbytes({"kernel": np.zeros((2, 3), np.float32), "bias": jax.ShapeDtypeStruct((3,), jnp.bfloat16)})
     30
     """
-    return sum(leaf_nbytes(leaf) for leaf in jax.tree.leaves(tree))
-
-
-def leaf_nbytes(leaf: PyTree, shape: tuple[int, ...] | None = None) -> int:
-    """Bytes of one leaf, or of a part of it that has ``shape``."""
-    if not hasattr(leaf, "dtype"):
-        leaf = np.asarray(leaf)
-    return math.prod(leaf.shape if shape is None else shape) * int(leaf.dtype.itemsize)
+    leaves = (leaf if hasattr(leaf, "dtype") else np.asarray(leaf) for leaf in jax.tree.leaves(tree))
+    return sum(math.prod(leaf.shape) * int(leaf.dtype.itemsize) for leaf in leaves)
 
 
 def peak_memory_bytes() -> tuple[int, str]:
@@ -174,55 +169,31 @@ def format_bytes(num_bytes: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where the leaves of one pytree are stored."""
+    """Where the arrays of one pytree are stored."""
 
     name: str  # of the pytree, such as ``"parameters"``
     num_leaves: int
-    num_committed: int  # leaves that JAX may not move, which pins what is computed from them
     num_bytes: int  # their logical size; a copy on a second device does not count
-    device_bytes: Mapping[str, int]  # bytes by device (``"gpu:0"``), copies counted; NumPy arrays are on ``"host"``
-    first_leaf: Mapping[str, str]  # path of the first leaf by platform (``"gpu"``, ``"cpu"``, ``"host"``)
+    device_bytes: Mapping[str, int]  # bytes by device (``"gpu:0"``), copies counted
 
     def __str__(self) -> str:
-        """``parameters: 4 leaves, 1.5 MiB on gpu:0 (committed)``; on several devices also the bytes of the fullest."""
+        """``parameters: 4 leaves, 1.5 MiB on gpu:0``; on several devices also the bytes of the fullest."""
         where = ", ".join(self.device_bytes) or "no device"
         leaves = f"{self.num_leaves} {'leaf' if self.num_leaves == 1 else 'leaves'}"
-        all_of_them = self.num_committed == self.num_leaves
-        committed = f" ({'' if all_of_them else f'{self.num_committed} '}committed)" if self.num_committed else ""
         each = f", {format_bytes(max(self.device_bytes.values()))} each" if len(self.device_bytes) > 1 else ""
-        return f"{self.name}: {leaves}, {format_bytes(self.num_bytes)} on {where}{committed}{each}"
-
-
-def check_placement(placements: Iterable[Placement], platform: str) -> None:
-    """Raises TrainingError, which names the first leaf that is not on ``platform``, such as ``"gpu"``."""
-    for tree in placements:
-        for found, leaf in tree.first_leaf.items():
-            if found != platform:
-                raise TrainingError(
-                    f"{tree.name}{leaf} is on {found}, not on {platform}, the platform of the run: move it there "
-                    "with jax.device_put."
-                )
+        return f"{self.name}: {leaves}, {format_bytes(self.num_bytes)} on {where}{each}"
 
 
 def observe_placement(**trees: PyTree) -> list[Placement]:
-    """Returns the placement of each pytree, ``parameters=state.params``; moves nothing, waits for nothing."""
+    """Returns the placement of pytrees of arrays, ``parameters=state.params``; moves nothing, waits for nothing."""
     observed = []
     for name, tree in trees.items():
-        leaves = jax.tree.leaves_with_path(tree)
-        device_bytes: dict[str, int] = {}
-        first_leaf: dict[str, str] = {}
-        for path, leaf in leaves:
-            held = {"host": leaf_nbytes(leaf)}
-            if isinstance(leaf, jax.Array):
-                shard = leaf_nbytes(leaf, leaf.sharding.shard_shape(leaf.shape))
-                devices: list[jax.Device] = sorted(leaf.sharding.device_set, key=operator.attrgetter("id"))
-                held = {f"{device.platform}:{device.id}": shard for device in devices}
-            for device, num_bytes in held.items():
-                device_bytes[device] = device_bytes.get(device, 0) + num_bytes
-                first_leaf.setdefault(device.partition(":")[0], jax.tree_util.keystr(path))
-        committed = sum(getattr(leaf, "committed", False) for _, leaf in leaves)
-        shown = name.replace("_", " ")
-        observed.append(Placement(shown, len(leaves), committed, nbytes(tree), device_bytes, first_leaf))
+        leaves, device_bytes = jax.tree.leaves(tree), collections.Counter[str]()
+        for leaf in leaves:
+            shard = jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+            for device in sorted(leaf.sharding.device_set, key=operator.attrgetter("id")):
+                device_bytes[f"{device.platform}:{device.id}"] += nbytes(shard)
+        observed.append(Placement(name.replace("_", " "), len(leaves), nbytes(tree), dict(device_bytes)))
     return observed
 
 

@@ -19,19 +19,6 @@ def text_table(rows: Iterable[Sequence[str]], header: Sequence[str] | None = Non
     return "\n".join(line.rstrip() for line in lines)
 
 
-def html_table(rows: Iterable[Sequence[str]], header: Sequence[str] | None = None) -> str:
-    """Returns an HTML table for notebooks; cells are escaped. Without a header each row's first cell is its heading."""
-
-    def row(tags: Iterable[str], cells: Sequence[str]) -> str:
-        styled = zip(tags, cells, strict=True)
-        return "".join(f'<{tag} style="text-align:left">{html.escape(cell)}</{tag}>' for tag, cell in styled)
-
-    lines = [row(["th"] * len(header), header)] if header else []
-    first = "td" if header else "th"
-    lines += [row([first, *["td"] * (len(cells) - 1)], cells) for cells in rows]
-    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
-
-
 def markdown_table(rows: Iterable[Sequence[str]], header: Sequence[str]) -> str:
     """Returns a Markdown table; ``|`` in cells is escaped.
 
@@ -47,7 +34,7 @@ def markdown_table(rows: Iterable[Sequence[str]], header: Sequence[str]) -> str:
 class Table(NamedTuple):
     """A table that displays itself, with notes below: as aligned text in a terminal, as HTML in a notebook."""
 
-    header: Sequence[str]
+    header: Sequence[str] | None  # None: each row's first cell is its heading
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
 
@@ -55,7 +42,11 @@ class Table(NamedTuple):
         return "\n".join([text_table(self.rows, self.header), *self.notes])
 
     def _repr_html_(self) -> str:
-        return html_table(self.rows, self.header) + "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        rows = [[("th", cell) for cell in self.header]] if self.header else []
+        rows += [[("td" if self.header or n else "th", cell) for n, cell in enumerate(row)] for row in self.rows]
+        lines = ("".join(f'<{tag} style="text-align:left">{html.escape(x)}</{tag}>' for tag, x in row) for row in rows)
+        table = "".join(f"<tr>{line}</tr>" for line in lines)
+        return f"<table>{table}</table>" + "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
 
 
 def printable(text: object, *, lines: bool = True) -> str:

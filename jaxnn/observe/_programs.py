@@ -42,23 +42,11 @@ class Compilation:
         return self.trace_seconds + self.lower_seconds + self.compile_seconds
 
 
-@dataclasses.dataclass
-class Ledger:
-    """The compilations of a run, in order."""
-
-    compilations: list[Compilation] = dataclasses.field(default_factory=list)
-
-    def totals(self) -> dict[str, float]:
-        """Sums over all: seconds of each stage and together, number of compilations and hits, seconds saved."""
-        names = ("trace_seconds", "lower_seconds", "compile_seconds", "seconds", "saved_seconds")
-        sums = {name: sum(getattr(one, name) for one in self.compilations) for name in names}
-        hits = sum(one.cache_hit for one in self.compilations)
-        return {"num_compilations": len(self.compilations), "num_cache_hits": hits, **sums}
-
-    def as_json(self) -> dict[str, Any]:
-        """Content of ``compiles.json``: the compilations and their totals."""
-        listed = [dataclasses.asdict(one) for one in self.compilations]
-        return {"compilations": listed, "totals": self.totals()}
+def compile_totals(ledger: Sequence[Compilation]) -> dict[str, float]:
+    """Sums over all: seconds of each stage and together, number of compilations and hits, seconds saved."""
+    names = ("trace_seconds", "lower_seconds", "compile_seconds", "seconds", "saved_seconds")
+    sums = {name: sum(getattr(one, name) for one in ledger) for name in names}
+    return {"num_compilations": len(ledger), "num_cache_hits": sum(one.cache_hit for one in ledger), **sums}
 
 
 class Lowered(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 import re
 from typing import NamedTuple
@@ -27,15 +28,14 @@ class Work(NamedTuple):
 
     def plus(self, other: Work, times: float = 1) -> Work:
         """This work and ``times`` that of ``other``."""
-        calls = collections.Counter(self.calls)
-        for name, count in other.calls.items():
-            calls[name] += count * times  # type: ignore[assignment]
-        collectives = dict(self.collectives)
+        calls = {name: self.calls.get(name, 0.0) + count * times for name, count in other.calls.items()}
+        collectives = {}
         for kind, (count, size) in other.collectives.items():
-            before = collectives.get(kind, (0.0, 0.0))
+            before = self.collectives.get(kind, (0.0, 0.0))
             collectives[kind] = before[0] + count * times, before[1] + size * times
         moved, sent = self.bytes + other.bytes * times, self.sent + other.sent * times
-        return Work(moved, self.launches + other.launches * times, dict(calls), collectives, sent)
+        launches = self.launches + other.launches * times
+        return Work(moved, launches, self.calls | calls, self.collectives | collectives, sent)
 
 
 class _Instruction(NamedTuple):
@@ -63,19 +63,11 @@ def _computations(hlo: str) -> dict[str, list[_Instruction]]:
             body = found.setdefault(f"{header[1] or ''}{header[2]}", [])
         elif match := _INSTRUCTION.match(line):
             name, shape, opcode, rest = match.groups()
-            operands = rest[: _closing(rest)]
-            body.append(_Instruction(name, shape, opcode, _NAME.findall(operands), rest))
+            # They end at the parenthesis that closes the instruction.
+            depths = itertools.accumulate((character == "(") - (character == ")") for character in rest)
+            end = next((index for index, depth in enumerate(depths) if depth < 0), None)
+            body.append(_Instruction(name, shape, opcode, _NAME.findall(rest[:end]), rest))
     return found
-
-
-def _closing(text: str) -> int:
-    """The index of the parenthesis that closes an instruction's operands."""
-    depth = 0
-    for index, character in enumerate(text):
-        depth += (character == "(") - (character == ")")
-        if depth < 0:
-            return index
-    return len(text)
 
 
 def size_of(shape: str) -> float:

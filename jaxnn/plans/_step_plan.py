@@ -232,10 +232,12 @@ def _plan(experiment: Experiment[Any], splits: Splits, card: Card, layout: paral
             raise ConfigError(f"{reason} for a card that is not here: leave these calls out.") from error
     products = {dtype: members * flops / layout.num_devices for dtype, flops in programs.product_flops.items()}
     stats, state = compiled.memory_analysis(), programs.shapes
-    memory = {
-        name: members * _shard_bytes(tree, where)
-        for name, tree, where in zip(state._fields, state, programs.shardings, strict=True)
-    }
+
+    def shard(leaf: Any, where: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(where.shard_shape(leaf.shape), leaf.dtype)
+
+    shards = jax.tree.map(shard, state, programs.shardings)
+    memory = {name: members * nbytes(part) for name, part in zip(state._fields, shards, strict=True)}
     given = stats.argument_size_in_bytes - sum(memory.values())
     names = {"params": "parameters", "opt_state": "optimizer state", "model_state": "model state"}
     parts = {text: memory[name] for name, text in names.items() if memory[name]}
@@ -246,12 +248,6 @@ def _plan(experiment: Experiment[Any], splits: Splits, card: Card, layout: paral
     work = work_of(compiled.as_text())
     size, used = experiment.config.batch_size, programs.implementations
     return StepPlan(card, programs.layout, size, members, parts, work, products, used, tuple(reasons), None)
-
-
-def _shard_bytes(tree: Any, shardings: Any) -> int:
-    """Bytes of ``tree`` on each device."""
-    leaves = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
-    return sum(nbytes(jax.ShapeDtypeStruct(where.shard_shape(leaf.shape), leaf.dtype)) for leaf, where in leaves)
 
 
 def _largest(found: StepPlan, experiment: Experiment[Any], splits: Splits) -> int:

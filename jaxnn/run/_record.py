@@ -17,7 +17,7 @@ import numpy as np
 from jaxnn import engine, parallel
 from jaxnn import record as records
 from jaxnn.engine import RunOptions
-from jaxnn.observe import Clock, describe_devices, peak_memory_bytes, steady_throughput
+from jaxnn.observe import Clock, compile_totals, describe_devices, peak_memory_bytes, steady_throughput
 from jaxnn.run._display import Display
 from jaxnn.run._report import NAME_WIDTH, Summary, device_rows
 from jaxnn.run._resume import continued_options, restored_facts
@@ -56,7 +56,6 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
     start; then nothing was written.
     """
     with contextlib.ExitStack() as stack:
-        writers = stack.enter_context(engine.closing_writers(options))
         before = record = None
         parallel.all_agree("config", records.config_json(experiment.config))
         shared = {"progress": None, "run_dir": options.run_dir, "resume": options.resume}
@@ -65,9 +64,8 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             parallel.broadcast_from_primary(lambda: records.read_run(resume))  # before a lock file is written
             record = stack.enter_context(records.open_record(resume, writes=parallel.is_primary()))
             before = parallel.broadcast_from_primary(lambda: records.read_run(resume))
-            given, options = options.writers, continued_options(experiment, options, before)
-            if not given:
-                writers = stack.enter_context(engine.closing_writers(options))
+            options = continued_options(experiment, options, before)
+        writers = stack.enter_context(engine.closing_writers(options))
         if (run_dir := options.run_dir) is not None:
             parallel.broadcast_from_primary(lambda: records.check_vacant(run_dir))
         engine.check_config(experiment.config)
@@ -166,7 +164,8 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
         session.ending = summarise(session)
         ending = {"status": log.status, "summary": session.ending.as_json(), "checkpoints": kept}
         attempt(lambda: record.write("run.json", facts | ending))
-        attempt(lambda: record.write("compiles.json", trainer.programs.ledger.as_json()))
+        compiled, totals = [*map(dataclasses.asdict, trainer.programs.ledger)], session.ending.compilations
+        attempt(lambda: record.write("compiles.json", {"compilations": compiled, "totals": totals}))
         # An error that ended the run is reported in place of the disk's; leaving the loop by `break` is none.
         if refused and (error is None or isinstance(error, GeneratorExit)):
             raise refused[0]
@@ -174,7 +173,7 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
 
 def summarise(session: Session) -> Summary:
     """Returns the summary of the run so far."""
-    trainer, throughput = session.trainer, steady_throughput(session.trainer.windows)
+    trainer, throughput = session.trainer, steady_throughput(session.trainer.rates)
     return Summary(
         status=session.log.status,
         step=session.log.step,
@@ -184,7 +183,7 @@ def summarise(session: Session) -> Summary:
         first_step_seconds={"total": sum(session.ready_seconds.values()), **session.ready_seconds},
         seconds=trainer.clock.seconds,
         peak_bytes=peak_memory_bytes(),
-        compilations=trainer.programs.ledger.totals(),
+        compilations=compile_totals(trainer.programs.ledger),
         stalls=tuple(trainer.flight.stalls),
     )
 

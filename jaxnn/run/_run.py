@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxnn import engine, record
-from jaxnn.observe import Clock, Throughput, describe_devices, html_table, text_table
+from jaxnn.observe import Clock, Table, Throughput, describe_devices, text_table
 from jaxnn.parallel import Layout, make_layout
 from jaxnn.run._export import export_model
 from jaxnn.run._record import Session, summarise
@@ -190,7 +190,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """A small table, for notebooks."""
-        return html_table(self.closing_rows())
+        return Table(None, self.closing_rows())._repr_html_()
 
 
 def _evaluates_otherwise(facts: Mapping[str, Any], trainer: engine.Trainer) -> bool:

@@ -13,9 +13,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # How long Python code may take to clean up before a process that ends at once is ended from outside of it.
@@ -30,20 +30,8 @@ RESUMABLE = 75
 SHOW_CURSOR = "\x1b[?25h"
 
 
-class Farewell(NamedTuple):
-    """How a process ends that is stopped at once."""
-
-    # Its exit status before training started, by SIGINT; SIGTERM is a scheduler's, which may try again.
-    early_status: int
-    early_text: str  # what it then prints on standard error
-    second_status: int  # its exit status after a second signal
-    second_text: str  # what it then prints
-
-    def after(self, interruption: Interruption) -> tuple[int, str]:
-        """The status and the text after ``interruption``."""
-        if interruption.signum is not None:
-            return self.second_status, self.second_text
-        return (RESUMABLE if interruption.ended_by == signal.SIGTERM else self.early_status), self.early_text
+# From how it was interrupted, the exit status of a process that is stopped at once, and what it then prints.
+type Farewell = Callable[[Interruption], tuple[int, str]]
 
 
 class Interruption:
@@ -165,7 +153,7 @@ class Interruption:
     def _leave(self) -> NoReturn:
         """Ends the process at once: C++ code cannot be interrupted, and a record is complete at any time."""
         assert self.farewell is not None
-        status, text = self.farewell.after(self)
+        status, text = self.farewell(self)
         _say(text)
         leave(status)
 

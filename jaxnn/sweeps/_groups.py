@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from jaxnn.data import steps_per_epoch, without_data
 from jaxnn.engine import MemberLog, check_config, check_data, check_parts, make_init, make_step, num_evaluated
@@ -26,12 +27,8 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "jaxnn")
 
 def with_fields(config: Any, point: Mapping[str, Any]) -> Any:
     """Returns the config with other values for some fields, by name; names may be dotted."""
-    changes: dict[str, Any] = {}
-    nested: dict[str, dict[str, Any]] = {}
-    for name, value in point.items():
-        head, _, rest = name.partition(".")
-        (nested.setdefault(head, {}) if rest else changes)[rest or head] = value
-    changes |= {head: with_fields(getattr(config, head), inner) for head, inner in nested.items()}
+    tree: dict[str, Any] = unflatten_dict(dict(point), sep=".")  # type: ignore[no-untyped-call]
+    changes = {name: with_fields(getattr(config, name), x) if isinstance(x, dict) else x for name, x in tree.items()}
     # In one call: a config that checks its fields against each other must not see half of the changes.
     return dataclasses.replace(config, **changes)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxnn.engine import more_is_better
-from jaxnn.observe import Table, html_table, text_table
+from jaxnn.observe import Table, text_table
 from jaxnn.record import metrics_of
 from jaxnn.run import Run, format_rate, format_split, open_run
 from jaxnn.search import Axis
@@ -324,7 +324,7 @@ class Sweep:
         return text_table(self.rows())
 
     def _repr_html_(self) -> str:
-        return html_table(self.rows())
+        return Table(None, self.rows())._repr_html_()
 
     def rows(self) -> list[tuple[str, str]]:
         """Returns the summary as rows of name and value."""

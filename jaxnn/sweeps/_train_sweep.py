@@ -76,15 +76,13 @@ def sweep_here(
     with contextlib.ExitStack() as around:
         interruption = around.enter_context(runs.interruptible())
         around.enter_context(computing_on(options.device))
-        writers = around.enter_context(closing_writers(options))
         before = None
         if options.resume is not None:
             before = _sweep_record.read_before(options.resume)
-            given, options = options.writers, _sweep_record.continued_options(options, before)
-            if not given:
-                writers = around.enter_context(closing_writers(options))
+            options = _sweep_record.continued_options(options, before)
         elif options.run_dir is not None:
             check_vacant(options.run_dir)
+        writers = around.enter_context(closing_writers(options))
         checked_points(experiment, points, options)
         if options.record and options.checkpoint_every != 0 and not options.plan_only:
             preload_orbax()
@@ -226,7 +224,7 @@ class SweepRun:
         """Drops a group and its programs, keeps their ledger, and waits for its checkpoints."""
         trainer = self.plan.open.pop(number)
         trainer.programs.spec.feed.close()
-        for compilation in trainer.programs.ledger.compilations:
+        for compilation in trainer.programs.ledger:
             self.compilations.append({"group": number, **dataclasses.asdict(compilation)})
         if trainer.checkpoints is not None:
             with self.plan.clock.span("checkpoint"):

@@ -61,19 +61,14 @@ def averaged_over(task: Task, axis_name: str | None) -> Task:
 def sharded(task: Task, constrain: Callable[..., Any], map_rows: Callable[..., Any]) -> Task:
     """Returns ``task`` with activations ``[batch, ...]`` kept sharded by rows; see `nn.BatchSharding`."""
 
-    def loss(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> LossResult:
-        with use_batch_sharding(BatchSharding(batch.mask.shape[0], constrain, map_rows)):
-            return task.loss(params, model_state, batch, key)
+    def by_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(params: Params, model_state: ModelState, rows: Any, *key: jax.Array) -> Any:
+            with use_batch_sharding(BatchSharding(jax.tree.leaves(rows)[0].shape[0], constrain, map_rows)):
+                return function(params, model_state, rows, *key)
 
-    def evaluate(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> Metrics:
-        with use_batch_sharding(BatchSharding(batch.mask.shape[0], constrain, map_rows)):
-            return task.evaluate(params, model_state, batch, key)
+        return call
 
-    def predict(params: Params, model_state: ModelState, inputs: Any) -> Any:
-        with use_batch_sharding(BatchSharding(jax.tree.leaves(inputs)[0].shape[0], constrain, map_rows)):
-            return task.predict(params, model_state, inputs)
-
-    return task._replace(loss=loss, evaluate=evaluate, predict=predict)
+    return task._replace(loss=by_rows(task.loss), evaluate=by_rows(task.evaluate), predict=by_rows(task.predict))
 
 
 def _with_gradient(forward: Callable[[Any], Any], backward: Callable[[Any], Any], x: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ import pytest
 from flax import linen
 from jax.extend.random import threefry_2x32
 
-from jaxnn.nn import GRU, Dropout, Stacked, use_batch_axis
+from jaxnn.nn import Dropout, use_batch_axis
 from jaxnn.types import ConfigError
 from tests import draws
 
@@ -111,9 +111,7 @@ def test_errors_and_the_name_of_the_key() -> None:
 
 def test_shards_of_a_batch_are_dropped_as_in_the_full_batch() -> None:
     train = {"train": True, "rngs": {"dropout": KEY}}
-    x, sequences = jnp.ones((6, 4, 8)), draws.normal(0, 4, 2, 2)
-    stacked = Stacked([GRU(2), GRU(2)], dropout=0.5)
-    variables = draws.variables(stacked, sequences)
+    x = jnp.ones((6, 4, 8))
 
     def sharded(function: Any, x: jax.Array, axis: int) -> jax.Array:
         def of_its_rows(rows: jax.Array) -> jax.Array:
@@ -125,6 +123,5 @@ def test_shards_of_a_batch_are_dropped_as_in_the_full_batch() -> None:
 
     layers = [Dropout(0.5, batch_axis=axis) for axis in (0, 1)]
     calls = [(lambda x, layer=layer: layer.apply({}, x, **train), x, layer.batch_axis) for layer in layers]
-    calls.append((lambda x: stacked.apply(variables, x, **train), sequences, 0))
     for found, expected in jax.jit(lambda: [(sharded(*call), call[0](call[1])) for call in calls])():
         np.testing.assert_allclose(found, expected, rtol=1e-6)

@@ -15,7 +15,7 @@ from jax.experimental import rnn
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jaxnn.nn import GRU, LSTM, Bidirectional, Stacked
+from jaxnn.nn import GRU, LSTM, Bidirectional
 from jaxnn.types import ConfigError, DataError
 from tests import draws
 from tests.draws import assert_close
@@ -133,34 +133,6 @@ def test_bidirectional_equals_flax() -> None:
     results, merged = jax.jit(run)()
     for ours, flaxs in [*results, merged]:
         assert_close(ours, flaxs)
-
-
-def test_stacked_layers_states_and_dropout() -> None:
-    layers = (both(GRU), LSTM(3))
-    stacked = Stacked(layers, dropout=0.5)
-    params = draws.variables(stacked, X)["params"]
-    of_layers = [{"params": params[f"layers_{k}"]} for k in (0, 1)]
-    first = ((carry_of(GRU),) * 2, tuple(draws.normal(seed, BATCH, 3) for seed in (7, 8)))
-    call = {"seq_lengths": LENGTHS, "return_carry": True}
-
-    def run(rates: Any) -> Any:
-        x, carries = X, []
-        for layer, of_layer, initial in zip(layers, of_layers, first, strict=True):
-            carry, x = layer.apply(of_layer, x, initial_carry=initial, **call)
-            carries.append(carry)
-        apply = functools.partial(stacked.apply, {"params": params})
-        major = apply(X.swapaxes(0, 1), initial_carry=first, time_major=True, **call)
-        found = [apply(X, initial_carry=first, **call), (major[0], major[1].swapaxes(0, 1))]
-        train = {"train": True, "rngs": {"dropout": KEY}}
-        dropped = jax.vmap(lambda rate: stacked.clone(dropout=rate).apply({"params": params}, X, **train))(rates)
-        # At rate 1, everything between the layers is dropped.
-        edges = apply(X), layers[1].apply(of_layers[1], jnp.zeros((BATCH, TIME, 2 * FEATURES)))
-        return [(one, (tuple(carries), x)) for one in found] + [((dropped[0], dropped[2]), edges)], dropped
-
-    pairs, dropped = jax.jit(run)(jnp.array([0.0, 0.5, 1.0]))
-    for ours, expected in pairs:
-        assert_close(ours, expected)
-    assert not np.allclose(dropped[0], dropped[1])
 
 
 @pytest.mark.parametrize("kind", [LSTM, pytest.param(GRU, marks=pytest.mark.slow)])
@@ -344,15 +316,11 @@ BAD_CALLS: list[tuple[dict[str, Any], str]] = [
     ({"initial_carry": (np.ones((3, 4)), np.ones((3, 5)))}, r"not \(\(3, 4\), \(3, 5\)\)"),
 ]
 BAD_LAYERS: list[tuple[type[Exception], Callable[[], Any], str]] = [
-    *((ConfigError, lambda x=x: Stacked(x), r"Stacked\(\[LSTM\(64\)") for x in (GRU(4), [64], [linen.GRUCell(4)], [])),
-    (ConfigError, lambda: Stacked([GRU(4)], dropout=2.0), "dropout rate"),
     (ConfigError, lambda: Bidirectional(flax_layer(GRU), GRU(4)), "not RNN: use flax.linen.Bidirectional"),
     (ConfigError, lambda: GRU(0), "GRU: features must be an integer >= 1, not 0"),
     (ConfigError, lambda: shapes_of(GRU(4, implementation="hoist")), "recurrence has no implementation 'hoist'"),
     (DataError, lambda: shapes_of(GRU(FEATURES), initial_carry=(X, X)), r"initial_carry \[3, 4\], not"),
-    (DataError, lambda: shapes_of(Stacked([GRU(4)] * 2), initial_carry=(X,)), "initial_carry of 2 states"),
     (DataError, lambda: shapes_of(both(GRU), initial_carry=X), "initial_carry of 2 states"),
-    (DataError, lambda: shapes_of(Stacked([GRU(4)]), np.ones((3, 6), np.int32)), r"not int32 \[3, 6\]"),
 ]
 
 

@@ -101,7 +101,6 @@ TABLE = [
     of_module("LSTM", nn.LSTM(2)),
     of_module("GRU", nn.GRU(2)),
     ragged(both(nn.GRU, implementation="fused_inputs")),
-    of_module("Stacked", nn.Stacked([nn.GRU(2), nn.GRU(1)])),
 ]
 # Numbers are compared for these rows; the others have the same rules, or JAX's own, and are traced only.
 FORWARD = {
