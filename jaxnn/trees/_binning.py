@@ -60,7 +60,8 @@ def learn_bins(
 ) -> Bins:
     """Chooses the bins of each column of ``inputs [rows, columns]``, numbers with NaN for missing ones.
 
-    A column with at most ``max_bins`` distinct values gets a bin for each, others get quantiles. Of a ``categorical``
+    A column with at most ``max_bins`` distinct values gets a bin for each, others get bins of about as many rows, and
+    frequent values bins of their own, as in LightGBM. Of a ``categorical``
     column, the ``max_bins`` most frequent values are kept, and others count as missing.
 
     Args:
@@ -95,11 +96,15 @@ def learn_bins(
                 raise DataError(f"column {column} is categorical, and has values that are not integers.")
             edges.append(np.sort(distinct[np.argsort(-counts, kind="stable")[:max_bins]]))
             continue
+        ends = np.arange(len(distinct) - 1)
         if len(distinct) > max_bins:
-            inner = np.linspace(0, 100, max_bins + 1)[1:-1]
-            edges.append(np.unique(np.percentile(one[~np.isnan(one)], inner, method="averaged_inverted_cdf")))
-        else:
-            edges.append(distinct[:-1] + np.diff(distinct) / 2)
+            # A value of more rows than a bin should have gets a bin, and the others share what is left.
+            weights = counts.astype(float)
+            for _ in range(30):
+                weights = np.minimum(weights, weights.sum() / max_bins)
+            middle = np.cumsum(weights) - weights / 2
+            ends = np.flatnonzero(np.diff((middle / weights.sum() * max_bins).astype(int)))
+        edges.append(distinct[ends] + (distinct[ends + 1] - distinct[ends]) / 2)
     return Bins(tuple(edges), tuple(categorical))
 
 
