@@ -332,7 +332,7 @@ def find_studies() -> dict[str, Study]:
     """Returns the studies of the checkout in the working directory, else of the one jaxnn is imported from, by name.
 
     >>> sorted(jn.bench.find_studies())
-    ['activations', 'bandwidth', 'cats_vs_dogs', ...]
+    ['activations', 'bandwidth', 'boosting_devices', ...]
     """
     folders = (root / "experiments/articles/studies" for root in (Path.cwd(), Path(__file__).parents[2]))
     if (folder := next(filter(Path.is_dir, folders), None)) is None:
