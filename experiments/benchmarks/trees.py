@@ -30,19 +30,11 @@ import jaxnn as jn
 from jaxnn.bench import describe_machine, interleaved, ratios
 from jaxnn.observe import text_table
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from articles.studies.tables import TABLES, load  # noqa: E402
+
 WORKER = Path(__file__).parent / "contenders" / "trees_worker.py"
 LIBRARIES = ("jaxnn", "lightgbm", "xgboost", "sklearn", "catboost")
-ADULT = (
-    "age,workclass,fnlwgt,education,education_num,marital_status,occupation,relationship,race,sex,capital_gain,"
-    "capital_loss,hours,country,income"
-).split(",")
-# Target and kind of each table; those without a test file are split at random.
-TABLES = {
-    "adult": ("income", True),
-    "higgs_lightgbm": ("label", True),
-    "california_housing": ("median_house_value", False),
-    "diamonds": ("price", False),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,38 +61,17 @@ class Options:
     """Folder for trees_cpu.json."""
 
 
-def read(name: str) -> jn.Splits:
-    """Returns the table ``name``."""
-    folder, (target, is_class) = jn.data.data_dir() / name, TABLES[name]
-    how: dict[str, Any] = {"target": target, "classification": is_class}
-    if name == "adult":
-        import pandas
-
-        test = pandas.read_csv(folder / "adult-test.csv", names=ADULT, skipinitialspace=True)
-        test["income"] = test["income"].str.rstrip(".")
-        return jn.data.table(folder / "adult-train.csv", test=test, names=ADULT, **how)
-    if name == "higgs_lightgbm":
-        names = ["label", *(f"x{column}" for column in range(28))]
-        files = folder / "binary.train", folder / "binary.test"
-        return jn.data.table(files[0], test=files[1], names=names, separator="\t", **how)
-    file = {"california_housing": "housing.csv", "diamonds": "diamonds.csv"}[name]
-    return jn.data.table(folder / file, **how)
-
-
 def problem(name: str, seed: int, rows: int, path: Path) -> None:
     """Writes the table ``name``, split by ``seed``, as arrays."""
-    splits = read(name)
-    numbers, targets, places = [], [], []
+    splits, _ = load(name, jn.data.data_dir() / name)
+    numbers, targets = [], []
     for source in splits.named().values():
-        inputs, target = source.read(np.arange(source.num_examples))
-        categories = inputs.get("categories", np.zeros((len(target), 0)))
+        given, target = source.read(np.arange(source.num_examples))
+        categories = given.get("categories", np.zeros((len(target), 0)))
         floats = np.where(categories == 0, np.nan, categories - 1.0)
-        numbers.append(np.concatenate([inputs["numbers"], floats], axis=1))
+        numbers.append(np.concatenate([given["numbers"], floats], axis=1))
         targets.append(target)
-        places.append(inputs["numbers"].shape[1])
-    inputs, target = np.concatenate(numbers), np.concatenate(targets)
-    if not TABLES[name][1]:
-        target = (target - target.mean()) / target.std()
+    inputs, target, num_numbers = np.concatenate(numbers), np.concatenate(targets), given["numbers"].shape[1]
     draw = np.random.default_rng(seed)
     order = draw.permutation(len(target))
     first = round(0.8 * len(target))
@@ -109,16 +80,16 @@ def problem(name: str, seed: int, rows: int, path: Path) -> None:
         train = np.concatenate([train, draw.choice(train, rows - first)])
     known = inputs[train]
     if rows > first:
-        noise = 0.01 * np.nanstd(inputs[:, : places[0]], axis=0)
-        known[first:, : places[0]] += noise * draw.normal(size=(rows - first, places[0]))
+        noise = 0.01 * np.nanstd(inputs[:, :num_numbers], axis=0)
+        known[first:, :num_numbers] += noise * draw.normal(size=(rows - first, num_numbers))
     np.savez(
         path,
         train=known,
         train_targets=target[train],
         test=inputs[test],
         test_targets=target[test],
-        categorical=np.arange(places[0], inputs.shape[1]),
-        task="classification" if TABLES[name][1] else "regression",
+        categorical=np.arange(num_numbers, inputs.shape[1]),
+        task="classification" if splits.class_names else "regression",
     )
 
 
@@ -183,7 +154,7 @@ def show(name: str, rows: int, results: dict[str, dict[str, list[float]]]) -> No
         ratio = str(ratios(results["jaxnn"]["fit"], one["fit"]))
         lines.append((library, metric, *times, ratio))
     title = f"{name}, {rows:,} rows drawn" if rows else name
-    metric = "log loss" if TABLES[name][1] else "RMSE / deviation"
+    metric = "log loss or RMSE / deviation"
     print(f"\n{text_table(lines, (title, metric, 'fit', 'predict', 'fit of jaxnn / this'))}", flush=True)
 
 
