@@ -81,6 +81,12 @@ def texts(seed: int) -> Batch:
     return images(seed)._replace(inputs=inputs)
 
 
+def tables(seed: int) -> Batch:
+    """Rows of three numbers and a category, and three classes."""
+    categories = np.arange(BATCH_SIZE)[:, None] % 4
+    return images(seed)._replace(inputs={"numbers": vectors(seed).inputs, "categories": categories})
+
+
 def two_classes(seed: int) -> Batch:
     """Sequences of two classes."""
     return texts(seed)._replace(targets=np.arange(BATCH_SIZE) % 2)
@@ -140,6 +146,7 @@ SLOW = {
         classification, models.TransformerClassifier(3, **ENCODER, vocabulary_size=7, pad_id=0, max_length=TIME), texts
     ),
     "UNet": Row(regression, models.UNet(1, features=4, multipliers=(1, 2), num_groups=2, num_heads=2), pictures),
+    "TableMLP": Row(classification, models.TableMLP((8, 3), num_categories=(4,), frequencies=2, dropout=0.25), tables),
     "VAE": Row(autoencoding, LATENTS, pictures),
     "MobileNetV2": Row(classification, models.MobileNetV2(3, **STAGES, dropout=0.25), images),
     "GRUs in bfloat16": Row(classification, RecurrentClassifier(3, **RECURRENT, **GRUS), texts, HALF, 2e-2, NARROW),
