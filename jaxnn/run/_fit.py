@@ -168,7 +168,8 @@ def _check_finite(session: Session) -> None:
         kept = max(checkpoints.steps(), default=None) if checkpoints is not None else None
         last = f"the last good checkpoint is that of step {kept}; " if kept is not None else ""
         raise TrainingError(
-            f"{log.error}: {last}lower the learning rate, clip gradients (jn.optim.with_clipping), or look for NaN in the data."
+            f"{log.error}: {last}lower the learning rate, clip gradients (jn.optim.with_clipping), or look for NaN in "
+            "the data."
         )
 
 

@@ -294,7 +294,7 @@ def test_padding_changes_nothing_and_sums_add_up(name: str) -> None:
         return np.concatenate([rows[:-1], np.full_like(rows[-1:], value)])
 
     stepped, sums = prepared.compiled(state, batch)
-    other = batch._replace(inputs=spoiled(batch.inputs), targets=spoiled(batch.targets))
+    other = batch._replace(inputs=jax.tree.map(spoiled, batch.inputs), targets=spoiled(batch.targets))
     assert_close(prepared.compiled(state, other), (stepped, sums), row.tolerance)
     # With other rows as padding, so that those add nothing either.
     parts = [prepared.compiled(state, masked(batch, counts))[1] for counts in (index < 4, (index >= 4) & (index < 7))]
