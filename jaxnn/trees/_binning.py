@@ -134,8 +134,8 @@ class TableSource(ArraySource):
         """All rows, in order, for each of ``steps [k]``: ``[k, batch]`` int32."""
         if batch_size != self.num_examples:
             raise ConfigError(
-                f"each tree is grown on all rows: set batch_size={self.num_examples}, not {batch_size}; "
-                "row_fraction samples."
+                f"each tree is grown on all rows: set batch_size={self.num_examples}, not {batch_size}; row_fraction "
+                "samples, and jn.trees.binned(multiple_of=…) pads rows for several devices."
             )
         return np.arange(batch_size, dtype=np.int32)[None] + 0 * steps[:, None]
 
@@ -160,6 +160,7 @@ def binned(
     *,
     max_bins: int = 255,
     categorical: Sequence[int] = (),
+    multiple_of: int = 1,
     name: str = "table",
 ) -> Splits:
     """Makes a data set of tables ``(inputs [rows, columns], targets [rows])`` as bins, learnt from ``train``.
@@ -167,7 +168,8 @@ def binned(
     Missing values are NaN, categories integers. A third array, ``queries [rows]``, names the query of each row for an
     objective such as `lambda_rank`; the rows of a query are side by side. ``train`` may also be a data set, such as of
     `jaxnn.data.table`: then its splits, name and classes are taken, and its categories known. The bins are
-    ``splits.train.bins``. Raises `DataError` as `learn_bins` and `jaxnn.data.arrays`.
+    ``splits.train.bins``. Training rows are padded, with weight 0, to a ``multiple_of`` the number of devices that are
+    to share them. Raises `DataError` as `learn_bins` and `jaxnn.data.arrays`.
 
     >>> splits = jn.trees.binned((np.array([[0.5, 1], [np.nan, 3]]), [0, 1]), categorical=[1])
     >>> splits.train.examples.inputs.tolist(), splits.train.bins.categorical
@@ -189,6 +191,8 @@ def binned(
             categorical = range(width - len(columns.categories), width)
     bins = learn_bins(parts["train"][0], max_bins=max_bins, categorical=categorical)
     pairs: Any = {split: _binned_split(split, bins, *part) for split, part in parts.items()}
+    if padding := -len(pairs["train"][1]) % check_int("binned: multiple_of", multiple_of):
+        pairs = {split: _padded(part[0], part[1], padding * (split == "train")) for split, part in pairs.items()}
     splits = arrays(**pairs, name=name, class_names=classes)
     named: Any = splits.named()
     tables: Any = {part: TableSource(source.examples, bins=bins, columns=columns) for part, source in named.items()}
@@ -207,3 +211,11 @@ def _binned_split(split: str, bins: Bins, inputs: Any, targets: Any, queries: An
     if counts.max() > 1:
         raise DataError(f"{split}: the rows of query {names[counts.argmax()]} are not side by side: sort by query.")
     return {"bins": found, "query": np.cumsum(starts, dtype=np.int32) - 1}, targets
+
+
+def _padded(inputs: Any, targets: Any, padding: int) -> tuple[Any, Array]:
+    """Names the inputs, and appends rows of weight 0."""
+    named = inputs if isinstance(inputs, dict) else {"bins": inputs}
+    named = {name: np.concatenate([part, np.repeat(part[-1:], padding, 0)]) for name, part in named.items()}
+    named["weight"] = np.float32(np.arange(len(targets) + padding) < len(targets))
+    return named, np.concatenate([targets, np.repeat(targets[-1:], padding)])

@@ -213,6 +213,8 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
             if objective.leaf_quantile is not None:
                 values = leaf_quantiles(leaf, batch.targets - scores, chosen, objective.leaf_quantile, len(tree.value))
                 tree = tree._replace(value=growth.learning_rate * values)
+            # Rounded before it is added, in every program: XLA must not fuse the learning rate's product with the sum.
+            tree = jax.lax.optimization_barrier(tree)
             return tree, scores + tree.value[leaf]
 
         if objective.num_outputs == 1:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxnn.trees._growth import fixed_point
 from jaxnn.types import Array, ConfigError, DataError, check_int
 
 
@@ -78,8 +79,10 @@ def derivatives(objective: Objective, scores: Any, targets: Any, queries: Any, w
 
 
 def weighted_mean(values: Array, weights: Array) -> jax.Array:
-    """The mean of ``values [rows]``, weighted by ``weights [rows]``."""
-    return (values * weights).sum() / weights.sum()
+    """The mean of ``values [rows]``, weighted by ``weights [rows]``; the same on any number of devices."""
+    pairs, unit = fixed_point(jnp.asarray(values * weights), jnp.asarray(weights))
+    total, weight = pairs.sum(axis=0) * unit
+    return total / weight
 
 
 def leaf_quantiles(leaf: Array, values: Array, weights: Array, quantile: float, num_nodes: int) -> jax.Array:

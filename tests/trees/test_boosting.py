@@ -116,6 +116,17 @@ def test_devices_grow_the_same_trees(trained: jn.Run) -> None:
 
 
 @pytest.mark.slow
+def test_padded_rows_change_nothing() -> None:
+    runs = []
+    for multiple, how in ((1, {}), (8, {"devices": 4, "strategy": "data"})):
+        splits = trees.binned(table(93), table(32, 1), categorical=(3,), multiple_of=multiple)
+        padded = dataclasses.replace(experiment(), data=lambda config, splits=splits: splits)
+        runs.append(tiny.fit(padded.replace(batch_size=splits.train.num_examples), steps_per_call=2, **how))
+    assert runs[1].config.batch_size == 96 and same_trees(*(run.state.model_state for run in runs))
+    assert runs[0].final["train_loss"] == runs[1].final["train_loss"]
+
+
+@pytest.mark.slow
 def test_a_resumed_run_grows_the_same_trees(trained: jn.Run, tmp_path: Path) -> None:
     how = {**tiny.HOW, "steps_per_call": 2, "report_every": 2, "checkpoint_every": 2}
     for report in jn.iterate(experiment(), run_dir=tmp_path / "run", **how):
