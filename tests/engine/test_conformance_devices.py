@@ -39,8 +39,8 @@ def trained(name: str, **options: Any) -> jn.Run:
     """A run of ten steps, in calls of five."""
     row = TABLE[name]
     batches = [row.batch(seed) for seed in range(4)]
-    inputs, targets = (np.concatenate([batch[part] for batch in batches]) for part in (0, 1))
-    data = jn.data.arrays((inputs, targets), test=(inputs[: BATCH_SIZE + 3], targets[: BATCH_SIZE + 3]))
+    train = jax.tree.map(lambda *parts: np.concatenate(parts), *(batch[:2] for batch in batches))
+    data = jn.data.arrays(train, test=jax.tree.map(lambda rows: rows[: BATCH_SIZE + 3], train))
 
     def make_task(config: tiny.Config) -> jn.Task:
         task = row.task(row.model, **row.options)
