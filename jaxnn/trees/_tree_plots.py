@@ -32,6 +32,7 @@ def plot_importances(
     figure.set_figheight(1 + 0.25 * len(order))
     axes.barh(np.arange(len(order)), values[order])
     axes.set_yticks(np.arange(len(order)), [labels[column] for column in order])
+    axes.locator_params(axis="x", nbins=5)
     axes.set_xlabel("gain of all splits" if kind == "gain" else "number of splits")
     return figure
 
