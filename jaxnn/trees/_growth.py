@@ -61,7 +61,8 @@ def fixed_point(gradient: Array, hessian: Array) -> tuple[Array, Array]:
     and with any algorithm for its histograms. A unit is a power of two, about 2^-29 of the sum of all absolute values.
     """
     total = jnp.maximum(jnp.stack([jnp.abs(gradient).sum(), jnp.abs(hessian).sum()]), 1e-25)
-    unit = jnp.ldexp(jnp.ones(2), jnp.frexp(total)[1] - _BITS)
+    # No integer is NaN: the unit is, so that a loss that is no longer finite is seen.
+    unit = jnp.where(jnp.isfinite(total), jnp.ldexp(jnp.ones(2), jnp.frexp(total)[1] - _BITS), jnp.nan)
     rounded = [jnp.round(each / one).astype(jnp.int32) for each, one in zip((gradient, hessian), unit, strict=True)]
     return jnp.stack(rounded, axis=-1), unit
 

@@ -127,6 +127,15 @@ def test_padded_rows_change_nothing() -> None:
 
 
 @pytest.mark.slow
+def test_a_loss_that_is_not_finite_ends_the_run() -> None:
+    objective = trees.Objective(lambda score, target: jax.numpy.log(-jax.numpy.abs(score - target) - 1))
+    booster = trees.boosting(objective, num_trees=4, max_depth=2)
+    splits = trees.binned((table()[0], np.zeros(ROWS, np.float32)))
+    with pytest.raises(jn.TrainingError, match="no longer finite at step 1"):
+        tiny.fit(trees.experiment(Config(), lambda _: splits, lambda _: booster))
+
+
+@pytest.mark.slow
 def test_a_resumed_run_grows_the_same_trees(trained: jn.Run, tmp_path: Path) -> None:
     how = {**tiny.HOW, "steps_per_call": 2, "report_every": 2, "checkpoint_every": 2}
     for report in jn.iterate(experiment(), run_dir=tmp_path / "run", **how):
