@@ -11,7 +11,6 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxnn.engine._feed import DeviceFeed
 from jaxnn.engine._states import MEMBERS, Population
-from jaxnn.nn import BatchSharding, use_batch_sharding
 from jaxnn.optim import value_and_grad_of
 from jaxnn.parallel import SINGLE_DEVICE, Layout
 from jaxnn.steps import (
@@ -22,20 +21,8 @@ from jaxnn.steps import (
     make_train_step,
     scan_steps,
 )
-from jaxnn.tasks import averaged_over, own_step, sharded
-from jaxnn.types import (
-    Array,
-    Batch,
-    ConfigError,
-    Examples,
-    Experiment,
-    Metrics,
-    PyTree,
-    Source,
-    Task,
-    TrainState,
-    TrainStep,
-)
+from jaxnn.tasks import averaged_over, by_rows, own_step, sharded
+from jaxnn.types import Array, ConfigError, Examples, Experiment, PyTree, Source, Task, TrainState, TrainStep
 
 # Keeps the draws for augmentation and evaluation apart from those for initialisation and dropout.
 AUGMENT_STREAM, EVALUATE_STREAM = 1, 2
@@ -63,13 +50,9 @@ def make_step(experiment: Experiment[Any], layout: Layout = SINGLE_DEVICE) -> Tr
     """Returns one training step of ``experiment``; its task and optimizer are made by this call."""
     optimizer, task = experiment.optimizer(experiment.config), _distributed(experiment, layout)
     if experiment.step is not None:
-        own = own_step(experiment.step, task, optimizer, experiment.config)
-
-        def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-            with use_batch_sharding(BatchSharding(batch.mask.shape[0], layout.constrain, layout.map_rows)):
-                return own(state, batch)  # type: ignore[no-any-return]
-
-        return step if layout.axis_name is None and layout.data_size > 1 else own
+        step = own_step(experiment.step, task, optimizer, experiment.config)
+        is_sharded = layout.axis_name is None and layout.data_size > 1
+        return by_rows(step, 1, layout.constrain, layout.map_rows) if is_sharded else step
     return make_train_step(task, optimizer, value_and_grad=value_and_grad_of(optimizer, layout.axis_name))
 
 

@@ -3,6 +3,7 @@
 from jaxnn.tasks._classification import binary_classification, classification, next_token
 from jaxnn.tasks._contract import (
     averaged_over,
+    by_rows,
     checked,
     checked_batch,
     derived_metrics,

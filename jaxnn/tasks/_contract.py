@@ -60,15 +60,23 @@ def averaged_over(task: Task, axis_name: str | None) -> Task:
 
 def sharded(task: Task, constrain: Callable[..., Any], map_rows: Callable[..., Any]) -> Task:
     """Returns ``task`` with activations ``[batch, ...]`` kept sharded by rows; see `nn.BatchSharding`."""
+    loss, evaluate, predict = (
+        by_rows(each, 2, constrain, map_rows) for each in (task.loss, task.evaluate, task.predict)
+    )
+    return task._replace(loss=loss, evaluate=evaluate, predict=predict)
 
-    def by_rows(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(params: Params, model_state: ModelState, rows: Any, *key: jax.Array) -> Any:
-            with use_batch_sharding(BatchSharding(jax.tree.leaves(rows)[0].shape[0], constrain, map_rows)):
-                return function(params, model_state, rows, *key)
 
-        return call
+def by_rows(
+    function: Callable[..., Any], rows_at: int, constrain: Callable[..., Any], map_rows: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Returns ``function`` with the rows of its argument number ``rows_at`` sharded; see `nn.BatchSharding`."""
 
-    return task._replace(loss=by_rows(task.loss), evaluate=by_rows(task.evaluate), predict=by_rows(task.predict))
+    def call(*args: Any) -> Any:
+        num_rows = jax.tree.leaves(args[rows_at])[0].shape[0]
+        with use_batch_sharding(BatchSharding(num_rows, constrain, map_rows)):
+            return function(*args)
+
+    return call
 
 
 def _with_gradient(forward: Callable[[Any], Any], backward: Callable[[Any], Any], x: jax.Array) -> jax.Array:
