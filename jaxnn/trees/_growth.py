@@ -267,6 +267,9 @@ def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth)
         small_child = nodes.children + 1 - small_is_left
         parent = jnp.full(size, num_parents).at[small_child].set(jnp.arange(num_parents), mode="drop")
         small = histograms(bins, parent[nodes.row], pairs, num_parents, growth.num_bins)
+        # The sums of all rows are those of the first histogram.
+        sums = jnp.where(index == 0, nodes.sums.at[0].set(small[0, 0].sum(axis=0)), nodes.sums)
+        nodes = nodes._replace(sums=sums)
         count = 1 << jnp.maximum(index - 1, 0) if by_level else jnp.int32(1)  # of parents
 
         def find_splits(turn: Array, nodes: _Nodes) -> _Nodes:
@@ -292,7 +295,7 @@ def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth)
     zeros, infinite = jnp.zeros(size, jnp.int32), jnp.full(size, jnp.inf)
     words = jnp.zeros((size, _WORDS), jnp.uint32)
     nodes = _Nodes(
-        sums=jnp.zeros((size, 2), jnp.int32).at[0].set(pairs.sum(axis=0)),
+        sums=jnp.zeros((size, 2), jnp.int32),
         bounds=jnp.stack([-infinite, infinite], axis=1),
         depth=zeros,
         slot=zeros.at[1].set(1),
