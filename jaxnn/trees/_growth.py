@@ -268,8 +268,7 @@ def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth)
         parent = jnp.full(size, num_parents).at[small_child].set(jnp.arange(num_parents), mode="drop")
         small = histograms(bins, parent[nodes.row], pairs, num_parents, growth.num_bins)
         # The sums of all rows are those of the first histogram.
-        sums = jnp.where(index == 0, nodes.sums.at[0].set(small[0, 0].sum(axis=0)), nodes.sums)
-        nodes = nodes._replace(sums=sums)
+        nodes = nodes._replace(sums=jnp.where(index == 0, nodes.sums.at[0].set(small[0, 0].sum(axis=0)), nodes.sums))
         count = 1 << jnp.maximum(index - 1, 0) if by_level else jnp.int32(1)  # of parents
 
         def find_splits(turn: Array, nodes: _Nodes) -> _Nodes:
