@@ -4,6 +4,7 @@ from jaxnn.optim import _schedules as schedules
 from jaxnn.optim._combinators import (
     LossScaleState,
     as_one,
+    check_range,
     evaluation_params,
     is_decayed,
     layer_decay,

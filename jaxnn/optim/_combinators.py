@@ -316,7 +316,9 @@ def is_decayed(params: Params) -> Any:
 def check_range(where: str, name: str, value: Any, high: float = math.inf, *, positive: bool = False) -> None:
     """Raises ConfigError for a number outside 0…``high``, NaN, or 0 if ``positive``; JAX arrays and tracers pass."""
     if isinstance(value, numbers.Real) and not (0 <= float(value) <= high and (float(value) > 0 or not positive)):
-        allowed = f"in 0…{high:g}" if high < math.inf else "> 0" if positive else ">= 0"
+        allowed = "> 0" if positive else ">= 0"
+        if high < math.inf:
+            allowed = f"> 0 and <= {high:g}" if positive else f"in 0…{high:g}"
         raise ConfigError(f"{where}: {name} must be a number {allowed}, not {value!r}.")
 
 

@@ -3,20 +3,18 @@
 from typing import Any
 
 from jaxnn.trees._binning import Bins, binned, learn_bins
-from jaxnn.trees._boosting import Boosting, boosting, experiment, predict_scores
-from jaxnn.trees._explanations import contributions, importances
+from jaxnn.trees._boosting import Boosting, boosting, experiment, predictor
+from jaxnn.trees._explanations import contributions, importances, plot_importances, plot_tree
 from jaxnn.trees._objectives import (
     Objective,
     absolute_error,
     cross_entropy,
     huber,
+    lambda_rank,
     poisson,
     quantile_error,
     squared_error,
 )
-from jaxnn.trees._predictor import predictor
-from jaxnn.trees._ranking import lambda_rank
-from jaxnn.trees._tree_plots import plot_importances, plot_tree
 
 __all__ = [
     "Bins",

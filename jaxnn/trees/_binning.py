@@ -46,11 +46,10 @@ class Bins:
         found = np.empty(values.shape, np.uint8, order="F")
         for column, edges in enumerate(self.edges):
             one = values[:, column]
-            at = np.searchsorted(edges, one)
-            missing = np.isnan(one)
+            at, missing = np.searchsorted(edges, one), np.isnan(one)
             if column in self.categorical:
                 at = np.minimum(at, len(edges) - 1)
-                missing = missing | (edges[at] != one)
+                missing = edges[at] != one
             found[:, column] = np.where(missing, MISSING, at)
         return found
 
@@ -61,8 +60,8 @@ def learn_bins(
     """Chooses the bins of each column of ``inputs [rows, columns]``, numbers with NaN for missing ones.
 
     A column with at most ``max_bins`` distinct values gets a bin for each, others get bins of about as many rows, and
-    frequent values bins of their own, as in LightGBM. Of a ``categorical``
-    column, the ``max_bins`` most frequent values are kept, and others count as missing.
+    frequent values bins of their own, as in LightGBM. Of a ``categorical`` column, the ``max_bins`` most frequent
+    values are kept, and others count as missing.
 
     Args:
         inputs: the training inputs.
@@ -190,32 +189,33 @@ def binned(
             width = _numbers(parts["train"].inputs).shape[1]
             categorical = range(width - len(columns.categories), width)
     bins = learn_bins(parts["train"][0], max_bins=max_bins, categorical=categorical)
-    pairs: Any = {split: _binned_split(split, bins, *part) for split, part in parts.items()}
-    if padding := -len(pairs["train"][1]) % check_int("binned: multiple_of", multiple_of):
-        pairs = {split: _padded(part[0], part[1], padding * (split == "train")) for split, part in pairs.items()}
+    padding = -len(parts["train"][1]) % check_int("binned: multiple_of", multiple_of)
+    pairs: Any = {split: _binned_split(split, bins, padding, *part) for split, part in parts.items()}
     splits = arrays(**pairs, name=name, class_names=classes)
     named: Any = splits.named()
     tables: Any = {part: TableSource(source.examples, bins=bins, columns=columns) for part, source in named.items()}
     return splits._replace(**tables)
 
 
-def _binned_split(split: str, bins: Bins, inputs: Any, targets: Any, queries: Any = None) -> tuple[Any, Any]:
-    found = bins.apply(inputs)
-    if queries is None:
-        return found, targets
-    queries = np.asarray(queries)
-    if queries.shape != (len(found),):
-        raise DataError(f"{split}: queries must be a number or text for each row, not {list(queries.shape)}.")
-    starts = np.append(True, queries[1:] != queries[:-1])
-    names, counts = np.unique(queries[starts], return_counts=True)
-    if counts.max() > 1:
-        raise DataError(f"{split}: the rows of query {names[counts.argmax()]} are not side by side: sort by query.")
-    return {"bins": found, "query": np.cumsum(starts, dtype=np.int32) - 1}, targets
-
-
-def _padded(inputs: Any, targets: Any, padding: int) -> tuple[Any, Array]:
-    """Names the inputs, and appends rows of weight 0."""
-    named = inputs if isinstance(inputs, dict) else {"bins": inputs}
-    named = {name: np.concatenate([part, np.repeat(part[-1:], padding, 0)]) for name, part in named.items()}
-    named["weight"] = np.float32(np.arange(len(targets) + padding) < len(targets))
-    return named, np.concatenate([targets, np.repeat(targets[-1:], padding)])
+def _binned_split(
+    split: str, bins: Bins, padding: int, inputs: Any, targets: Any, queries: Any = None
+) -> tuple[Any, Any]:
+    """Inputs and targets; if the training rows need ``padding``, inputs have weights, which are 0 of its rows."""
+    found = {"bins": bins.apply(inputs)}
+    rows = len(found["bins"])
+    if queries is not None:
+        queries = np.asarray(queries)
+        if queries.shape != (rows,):
+            raise DataError(f"{split}: queries must be a number or text for each row, not {list(queries.shape)}.")
+        starts = np.append(True, queries[1:] != queries[:-1])
+        names, counts = np.unique(queries[starts], return_counts=True)
+        if counts.max() > 1:
+            raise DataError(f"{split}: the rows of query {names[counts.argmax()]} are not side by side: sort by query.")
+        found["query"] = np.cumsum(starts, dtype=np.int32) - 1
+    if padding:
+        number = padding * (split == "train")
+        found, targets = jax.tree.map(
+            lambda part: np.concatenate([part, np.repeat(part[-1:], number, 0)]), (found, np.asarray(targets))
+        )
+        found["weight"] = np.float32(np.arange(len(targets)) < rows)
+    return (found if len(found) > 1 else found["bins"]), targets

@@ -1,4 +1,4 @@
-"""Gradient boosting as an experiment: the task, and the training step, which adds a tree for each output."""
+"""Gradient boosting as an experiment: the task, the training step, which adds trees, and predictions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
+from jaxnn.data import check_labels
 from jaxnn.observe import available_bytes, format_bytes
-from jaxnn.trees._binning import MISSING
+from jaxnn.optim import check_range
+from jaxnn.trees._binning import MISSING, Bins
 from jaxnn.trees._growth import Growth, Tree, empty_tree, find_leaves, fixed_point, grow, num_histograms, num_nodes
-from jaxnn.trees._objectives import Objective, check_targets, derivatives, leaf_quantiles, weighted_mean
+from jaxnn.trees._objectives import Objective, derivatives, leaf_quantiles, weighted_mean
 from jaxnn.types import (
     Array,
     Batch,
@@ -87,33 +90,22 @@ def boosting(
     ... )
     """
     check_int("boosting: num_trees", num_trees)
+    if check_int("boosting: max_depth", max_depth) > MAX_DEPTH:
+        deep = f"not {max_depth}: nodes double with each level"
+        raise ConfigError(f"boosting: max_depth must be at most {MAX_DEPTH}, {deep}.")
+    if num_leaves is not None:
+        check_int("boosting: num_leaves", num_leaves, least=2)
+    check_range("boosting", "learning_rate", learning_rate, positive=True)
+    for name, value in {"l1": l1, "l2": l2, "min_child_weight": min_child_weight, "min_gain": min_gain}.items():
+        check_range("boosting", name, value)
+    sampling = {"row_fraction": row_fraction, "column_fraction": column_fraction}
+    for name, value in sampling.items():
+        check_range("boosting", name, value, 1.0, positive=True)
     counts = categorical.values() if isinstance(categorical, Mapping) else [max_bins]
     growth = Growth(
         max_depth, num_leaves, max_bins + 1, tuple(categorical), max([0, *counts]), tuple(monotone),
         learning_rate, l1, l2, min_child_weight, min_gain,
     )  # fmt: skip
-    sampling = {"row_fraction": row_fraction, "column_fraction": column_fraction}
-    _check_settings(objective, growth, sampling)
-    task = _make_task(objective, growth, num_trees)
-    return Boosting(task, _make_step(objective, growth, **sampling), num_trees)
-
-
-def _check_settings(objective: Objective, growth: Growth, fractions: Mapping[str, Any]) -> None:
-    """Raises ConfigError for settings that cannot be used."""
-    if check_int("boosting: max_depth", growth.max_depth) > MAX_DEPTH:
-        deep = f"not {growth.max_depth}: nodes double with each level"
-        raise ConfigError(f"boosting: max_depth must be at most {MAX_DEPTH}, {deep}.")
-    if growth.num_leaves is not None:
-        check_int("boosting: num_leaves", growth.num_leaves, least=2)
-    # Tracers have their values when the program runs.
-    if isinstance(growth.learning_rate, int | float) and not growth.learning_rate > 0:
-        raise ConfigError(f"boosting: learning_rate must be a number > 0: {growth.learning_rate!r}.")
-    for name in ("l1", "l2", "min_child_weight", "min_gain"):
-        if isinstance(value := getattr(growth, name), int | float) and not value >= 0:
-            raise ConfigError(f"boosting: {name} must be a number >= 0: {value!r}.")
-    for name, value in fractions.items():
-        if isinstance(value, int | float) and not 0 < value <= 1:
-            raise ConfigError(f"boosting: {name} must be a number in 0…1, not 0: {value!r}.")
     if not {*growth.monotone} <= {-1, 0, 1}:
         raise ConfigError(f"boosting: monotone must be -1, 0 or 1 for each column, not {growth.monotone!r}.")
     if any(growth.monotone[column] for column in growth.categorical if column < len(growth.monotone)):
@@ -122,6 +114,7 @@ def _check_settings(objective: Objective, growth: Growth, fractions: Mapping[str
         raise ConfigError(
             "boosting: leaves that are quantiles do not keep monotone constraints: use another objective."
         )
+    return Boosting(_make_task(objective, growth, num_trees), _make_step(objective, growth, **sampling), num_trees)
 
 
 def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
@@ -157,8 +150,7 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
         return weighted_mean(losses, _counts(objective, batch)), (model_state, {})
 
     def evaluate(params: Params, model_state: Any, batch: Batch, key: jax.Array) -> Metrics:
-        scores = predict(params, model_state, batch.inputs)
-        counts = _counts(objective, batch)
+        scores, counts = predict(params, model_state, batch.inputs), _counts(objective, batch)
 
         def total(of: Callable[..., Any]) -> jax.Array:
             by_row = jax.vmap(of)(scores, batch.targets) if objective.derivatives is None else of(scores, *_rows(batch))
@@ -175,8 +167,11 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
 
 def _check_data(objective: Objective, growth: Growth, batch: Batch, splits: Splits) -> None:
     """Raises DataError or ConfigError for data that the objective and the settings are not for."""
+    if objective.num_classes is not None:
+        check_labels(splits, objective.num_classes)
     for split, source in splits.named().items():
-        check_targets(objective, split, source.targets)
+        if not (least := np.min(source.targets)) >= objective.least_target:
+            raise DataError(f"{split}: a target is {least:g}, below {objective.least_target:g}, the least.")
     needed = 8 * growth.num_bins * _bins(batch.inputs).shape[1] * sum(num_histograms(growth))
     free = available_bytes(jax.local_devices()[0])
     if free is not None and needed > free:
@@ -201,9 +196,9 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
         scores, bins, weights = state.model_state["scores"], _bins(batch.inputs).T, _rows(batch)[2]
         losses, gradients, hessians = derivatives(objective, scores, *_rows(batch))
         chosen, columns = weights, jnp.ones(bins.shape[0], bool)
-        if _samples(row_fraction):
+        if isinstance(row_fraction, jax.Array) or row_fraction < 1:  # a tracer may be any number
             chosen = weights * (jax.random.uniform(row_key, losses.shape) < row_fraction)
-        if _samples(column_fraction):
+        if isinstance(column_fraction, jax.Array) or column_fraction < 1:
             number = jnp.maximum(jnp.round(column_fraction * bins.shape[0]), 1)
             columns = jax.random.permutation(column_key, bins.shape[0]) < number
 
@@ -231,10 +226,6 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
         return state._replace(model_state={"trees": known, "num_trees": state.step + 1, "scores": scores}), metrics
 
     return step
-
-
-def _samples(fraction: Any) -> bool:
-    return not (isinstance(fraction, int | float) and fraction == 1)  # a tracer may be any number
 
 
 def _bins(inputs: Any) -> Any:
@@ -295,3 +286,47 @@ def experiment[Config](
         optimizer=lambda config: optax.identity(),
         step=lambda task, optimizer, config: checked(config).step,
     )
+
+
+def predictor(
+    bins: Bins, model: Mapping[str, Any], objective: Objective | None = None, *, max_depth: int = MAX_DEPTH
+) -> Callable[[Array], Array]:
+    """Returns a pure function from numbers ``[rows, columns]`` float32, NaN for missing ones, to predictions.
+
+    They are those of `Run.predict` from the bins of `Bins.apply`, or of an estimator, bit for bit in float32. ``bins``
+    are ``splits.train.bins``, and ``model`` is the model state of a run with its parameter ``start``; or ``bins_`` and
+    ``state_`` of an estimator. With an ``objective`` its ``outputs`` are predicted, else scores ``[rows]``, or ``[rows,
+    outputs]`` if several. A ``max_depth`` below the most, that of the trees, saves time.
+
+    >>> inputs = np.array([[0.5, 1], [1.5, np.nan], [2.5, 3]])
+    >>> model = jn.trees.GradientBoostingRegressor(num_trees=3, max_depth=1).fit(inputs, [1.0, 2.0, 4.0])
+    >>> predict = jax.jit(jn.trees.predictor(model.bins_, model.state_))
+    >>> bool((predict(inputs) == model.predict(inputs).astype(np.float32)).all())
+    True
+    """
+    edges = np.full((len(bins.edges), 1 + max(map(len, bins.edges))), np.inf)
+    for column, one in enumerate(bins.edges):
+        edges[column, : len(one)] = one
+    nearest = edges.astype(np.float32)
+    # Rounded down: no float32 is between an edge and its bound, so that all of them stay in their bins.
+    bounds = np.where(nearest > edges, np.nextafter(nearest, np.float32(-np.inf)), nearest)
+    known = np.where((nearest == edges) & np.isfinite(edges), nearest, np.nan)
+    is_category = np.isin(np.arange(len(bins.edges)), bins.categorical)
+    # The start of an estimator is float64, as its targets may be far from 0: the most of it is added at the end.
+    start = np.asarray(model["start"])
+    far = start.astype(np.float32) if start.dtype == np.float64 else np.float32(0)
+    trees = {**model, "start": (start - far).astype(np.float32)}
+
+    def apply(values: Array, bounds: Array, known: Array, is_category: Array) -> jax.Array:
+        at = jnp.searchsorted(bounds, values)
+        is_missing = jnp.isnan(values) | (is_category & (known[at] != values))
+        return jnp.where(is_missing, MISSING, at).astype(jnp.uint8)
+
+    def predict(inputs: Array) -> Array:
+        columns = jax.vmap(apply, (1, 0, 0, 0), 1)
+        found = columns(jnp.asarray(inputs, jnp.float32), bounds, known, is_category)
+        scores = predict_scores(trees, found, max_depth) + jnp.reshape(far, (1, -1))
+        scores = scores[:, 0] if scores.shape[1] == 1 else scores
+        return scores if objective is None else objective.outputs(scores)
+
+    return predict

@@ -7,7 +7,6 @@ import inspect
 import io
 import json
 from collections.abc import Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,13 +19,12 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
-from jaxnn.record import jsonable, write_bytes
+from jaxnn.record import jsonable, with_tuples, write_bytes
 from jaxnn.run import export_function, fit
 from jaxnn.trees._binning import Bins, TableSource, learn_bins
-from jaxnn.trees._boosting import boosting, experiment, predict_scores
+from jaxnn.trees._boosting import boosting, experiment, predict_scores, predictor
 from jaxnn.trees._objectives import Objective, cross_entropy, squared_error
-from jaxnn.trees._predictor import predictor
-from jaxnn.types import ConfigError, DataError, Examples, RecordError, Splits, check_int
+from jaxnn.types import ConfigError, DataError, Examples, RecordError, Splits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,24 +75,22 @@ class _GradientBoosting(BaseEstimator):
         if (objective.num_classes or 0) != num_classes:
             wanted = f"labels of {num_classes} classes" if num_classes else "numbers"
             raise ConfigError(f"the objective is not for {wanted}: see jn.trees.Objective.num_classes.")
-        check_int("num_trees", self.num_trees)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         rows, others = np.flatnonzero(weights), np.empty(0, int)
         if self.patience is not None:
             how = {"stratify": targets[rows] if num_classes else None, "random_state": seed}
             rows, others = train_test_split(rows, test_size=self.validation_fraction, **how)
         self.bins_ = learn_bins(inputs[rows], max_bins=self.max_bins, categorical=self.categorical)
-        examples = Examples({"bins": self.bins_.apply(inputs), "weight": weights}, targets)
-        train, validation = (TableSource(jax.tree.map(itemgetter(part), examples)) for part in (rows, others))
+        table = TableSource(Examples({"bins": self.bins_.apply(inputs), "weight": weights}, targets))
+        train, validation = (TableSource(table.read(part)) for part in (rows, others))
         data = Splits(train, validation=validation if len(others) else None)
         config = _Config(len(rows), self.num_trees, seed)
-        known = inspect.signature(boosting).parameters.keys() - {"objective"}
-        settings = {name: value for name, value in self.get_params().items() if name in known}
-        settings["categorical"] = self.bins_.num_categories
-        made = experiment(config, lambda _: data, lambda _: boosting(objective, **settings))
+        settings = self.get_params() | {"objective": objective, "categorical": self.bins_.num_categories}
+        booster = boosting(**{name: settings[name] for name in inspect.signature(boosting).parameters})
         every: Any = dict.fromkeys(
             ("steps_per_call", "report_every", "eval_every"), 1 if len(others) else self.num_trees
         )
+        made = experiment(config, lambda _: data, lambda _: booster)
         run = fit(made, record=False, progress="none", patience=self.patience, **every)
         self.own_objective_ = self.objective is not None
         self.state_ = jax.device_get({**run.state.params, **run.state.model_state})
@@ -129,8 +125,7 @@ class _GradientBoosting(BaseEstimator):
                 raise ValueError(f"it holds a {facts['class']}")
             if facts["own_objective"] != (objective is not None):
                 raise ValueError(f"it was trained {'with' if objective is None else 'without'} an objective of its own")
-            found = facts["settings"].items()
-            given: Any = {name: tuple(one) if isinstance(one, list) else one for name, one in found}
+            given: Any = with_tuples(facts["settings"])
             model = cls(objective=objective, **given)
             edges = tuple(one for _, one in sorted(state.pop("edges").items()))
             model.bins_, model.state_, model.fitted_ = Bins(edges, tuple(model.categorical)), state, given

@@ -1,4 +1,4 @@
-"""Objectives of gradient boosting: a loss of one example, of which JAX takes gradient and Hessian."""
+"""Objectives of gradient boosting: a loss of one example, differentiated by JAX, or of the rows of a query."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
+from jax.scipy.special import logit
 
 from jaxnn.trees._growth import fixed_point
-from jaxnn.types import Array, ConfigError, DataError, check_int
+from jaxnn.types import Array, ConfigError, check_int
 
 
 class Objective(NamedTuple):
@@ -49,33 +49,18 @@ class Objective(NamedTuple):
     derivatives: Callable[[Array, Any, Array, Array], tuple[Array, Array]] | None = None
 
 
-def check_targets(objective: Objective, split: str, targets: Any) -> None:
-    """Raises DataError for ``targets`` that the objective is not for."""
-    values = np.asarray(targets)
-    if objective.num_classes is None:
-        if values.ndim == 1 and not values.min() >= objective.least_target:
-            raise DataError(f"{split}: a target is {values.min():g}, below {objective.least_target:g}, the least.")
-    elif values.ndim != 1 or values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= objective.num_classes:
-        raise DataError(f"{split}: the targets must be labels 0 … {objective.num_classes - 1}, integers [rows].")
-
-
 def derivatives(objective: Objective, scores: Any, targets: Any, queries: Any, weights: Any) -> Any:
     """Losses ``[rows]``, gradients and Hessians ``[rows, outputs]`` at ``scores [rows, outputs]``."""
-    one_output = objective.num_outputs == 1
+    at = scores[:, 0] if objective.num_outputs == 1 else scores
     if objective.derivatives is not None:
-        rows = scores[:, 0] if one_output else scores, targets, queries, weights
-        return objective.loss(*rows), *(jnp.reshape(each, scores.shape) for each in objective.derivatives(*rows))
-
-    def of_row(score: jax.Array, target: Any) -> Any:
-        def loss(score: Array) -> Array:
-            return objective.loss(score[0] if one_output else score, target)
-
-        value, gradient = jax.value_and_grad(loss)(score)
-        if objective.hessian is None:
-            return value, gradient, jnp.diag(jax.hessian(loss)(score))
-        return value, gradient, jnp.reshape(objective.hessian(score[0] if one_output else score, target), score.shape)
-
-    return jax.vmap(of_row)(jnp.asarray(scores), targets)
+        losses = objective.loss(at, targets, queries, weights)
+        found = objective.derivatives(at, targets, queries, weights)
+    else:
+        second = jax.hessian(objective.loss)
+        hessian = objective.hessian or (lambda score, target: jnp.diag(jnp.atleast_2d(second(score, target))))
+        losses, gradients = jax.vmap(jax.value_and_grad(objective.loss))(at, targets)
+        found = gradients, jax.vmap(hessian)(at, targets)
+    return losses, *(jnp.reshape(each, scores.shape) for each in found)
 
 
 def weighted_mean(values: Array, weights: Array) -> jax.Array:
@@ -181,14 +166,9 @@ def cross_entropy(num_classes: int = 2) -> Objective:
     """
     check_int("cross_entropy: num_classes", num_classes, least=2)
     if num_classes == 2:
-
-        def start(targets: Array, weights: Array) -> jax.Array:
-            share = jnp.clip(weighted_mean(targets, weights), 1e-6, 1 - 1e-6)
-            return jnp.log(share / (1 - share))
-
         return Objective(
             lambda score, target: jax.nn.softplus(score) - target * score,
-            start=start,
+            start=lambda targets, weights: logit(jnp.clip(weighted_mean(targets, weights), 1e-6, 1 - 1e-6)),
             hessian=lambda score, _: jax.nn.sigmoid(score) * jax.nn.sigmoid(-score),
             outputs=lambda scores: jnp.stack([jax.nn.sigmoid(-scores), jax.nn.sigmoid(scores)], axis=-1),
             metrics={"accuracy": lambda score, target: (score > 0) == (target > 0)},
@@ -205,7 +185,7 @@ def cross_entropy(num_classes: int = 2) -> Objective:
         return shares * (1 - shares) * num_classes / (num_classes - 1)
 
     return Objective(
-        lambda scores, target: optax.softmax_cross_entropy_with_integer_labels(scores, target),
+        optax.softmax_cross_entropy_with_integer_labels,
         num_outputs=num_classes,
         start=priors,
         hessian=hessian,
@@ -213,3 +193,80 @@ def cross_entropy(num_classes: int = 2) -> Objective:
         metrics={"accuracy": lambda scores, target: jnp.argmax(scores) == target},
         num_classes=num_classes,
     )
+
+
+def lambda_rank(
+    *,
+    truncation: int = 30,
+    ndcg_at: int = 10,
+    gain: Callable[[Array], Array] = lambda grade: jnp.exp2(grade) - 1.0,
+) -> Objective:
+    """LambdaRank: orders the rows of each query by relevance (Burges 2010, "From RankNet to LambdaRank to LambdaMART").
+
+    Targets are grades of relevance, 0 or more, and the queries are given to `binned`. The gradient of a pair of rows is
+    that of the logistic loss of the difference of their scores, times the change of the NDCG if both swapped places. As
+    in LightGBM, one of the two must be among the first ``truncation``; gradients are not normalized by query.
+
+    The metric is the NDCG (Järvelin & Kekäläinen 2002) of the first ``ndcg_at`` rows, averaged over queries, and 1 for
+    a query without relevant rows; the loss is 1 minus it. Equal scores rank in the order of the rows.
+
+    Args:
+        truncation: ranks that count in training; the time grows with it.
+        ndcg_at: ranks that count in loss and metric.
+        gain: from grades ``[rows]`` to the gains that are discounted, at least 0.
+
+    >>> rank = jn.trees.lambda_rank()
+    >>> scores, grades, queries = jnp.array([0.3, 0.1, 0.2]), jnp.array([0, 2, 1]), jnp.zeros(3, int)
+    >>> float(rank.metrics["ndcg"](scores, grades, queries, jnp.ones(3))[0])  # of the query of each row
+    0.58...
+    """
+    check_int("lambda_rank: truncation", truncation)
+    check_int("lambda_rank: ndcg_at", ndcg_at)
+
+    def ndcg(scores: Array, targets: Array, queries: Array, weights: Array) -> jax.Array:
+        gains = gain(targets)
+        found, best = (_dcg(one, gains, queries, weights, ndcg_at) for one in (scores, gains))
+        return jnp.where(best > 0, found / jnp.where(best > 0, best, 1.0), 1.0)
+
+    def derivatives(scores: Array, targets: Array, queries: Array, weights: Array) -> tuple[jax.Array, jax.Array]:
+        best = _dcg(gain(targets), gain(targets), queries, weights, truncation)
+        order, first, rank = _ranked(scores, queries, weights)
+        values, gains, scale = jnp.stack([scores, gain(targets), 1 / jnp.where(best > 0, best, 1.0)])[:, order]
+        is_row, discount = weights[order] > 0, 1 / jnp.log2(rank + 2.0)
+
+        def pairs_with(top_rank: Array, sums: jax.Array) -> jax.Array:
+            """Adds gradients and Hessians of each row, paired with the one of its query that has ``top_rank``."""
+            top = jnp.minimum(first + top_rank, len(order) - 1)
+            sign = jnp.sign(gains - gains[top])
+            swapped = jnp.abs(gains - gains[top]) * jnp.abs(discount - 1 / jnp.log2(top_rank + 2.0)) * scale
+            wrong = jax.nn.sigmoid(-sign * (values - values[top]))  # the probability of the wrong order
+            weight = jnp.where((rank > top_rank) & is_row, swapped * wrong, 0.0)
+            gradient, hessian = -sign * weight, weight * (1 - wrong)
+            sums = sums + jnp.stack([gradient, hessian], axis=1)
+            return sums.at[top].add(jnp.stack([-gradient, hessian], axis=1))
+
+        zeros = jnp.zeros((len(order), 2))
+        sums = jax.lax.fori_loop(0, min(truncation, len(order)), pairs_with, zeros)
+        gradients, hessians = zeros.at[order].set(sums).T
+        return gradients, hessians
+
+    return Objective(lambda *rows: 1 - ndcg(*rows), derivatives=derivatives, metrics={"ndcg": ndcg}, least_target=0.0)
+
+
+def _ranked(scores: Array, queries: Array, weights: Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Rows in the order of queries and falling scores; of each place, the first one of its query, and its rank.
+
+    Rows of weight 0 are the last of their query.
+    """
+    order = jnp.lexsort((jnp.where(weights > 0, -scores, jnp.inf), queries))
+    place = jnp.arange(len(order))
+    first = jax.lax.cummax(jnp.where(jnp.diff(queries[order], prepend=-1) != 0, place, 0))
+    return order, first, place - first
+
+
+def _dcg(scores: Array, gains: Array, queries: Array, weights: Array, truncation: int) -> jax.Array:
+    """The discounted cumulative gain ``[rows]`` of the query of each row, in the order of the scores."""
+    order, first, rank = _ranked(scores, queries, weights)
+    counts = (rank < truncation) & (weights[order] > 0)
+    sums = jnp.zeros(len(order)).at[first].add(jnp.where(counts, gains[order] / jnp.log2(rank + 2.0), 0.0))
+    return jnp.zeros(len(order)).at[order].set(sums[first])

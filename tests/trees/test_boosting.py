@@ -211,7 +211,7 @@ def test_bad_tables_are_refused(inputs: Any, message: str) -> None:
     ("settings", "message"),
     [
         ({"l2": -1.0}, "l2 must be a number >= 0"),
-        ({"row_fraction": 80}, "row_fraction must be a number in 0…1"),
+        ({"row_fraction": 80}, "row_fraction must be a number > 0 and <= 1"),
         ({"monotone": (1, 2, 0, 0)}, "monotone must be -1, 0 or 1"),
         ({"monotone": (1, 0)}, "monotone has 2 values, and the table 4"),
         ({"categorical": (9,)}, "no categorical column 9"),
@@ -229,7 +229,7 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
 @pytest.mark.parametrize(
     ("objective", "targets", "message"),
     [
-        (trees.cross_entropy(2), np.arange(ROWS) % 2 + 1, "labels 0 … 1"),
+        (trees.cross_entropy(2), np.arange(ROWS) % 2 + 1, "labels must be 0 to 1"),
         (trees.poisson(), np.full(ROWS, -1.0), "a target is -1, below 0"),
         (trees.squared_error(), np.zeros((ROWS, 1)), "one target a row"),
     ],
