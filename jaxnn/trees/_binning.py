@@ -44,8 +44,7 @@ class Bins:
         if values.shape[1] != len(self.edges):
             raise DataError(f"the inputs have {values.shape[1]} columns, and the bins are of {len(self.edges)}.")
         found = np.empty(values.shape, np.uint8, order="F")
-        for column, edges in enumerate(self.edges):
-            one = values[:, column]
+        for column, (edges, one) in enumerate(zip(self.edges, values.T, strict=True)):
             at, missing = np.searchsorted(edges, one), np.isnan(one)
             if column in self.categorical:
                 at = np.minimum(at, len(edges) - 1)
@@ -85,8 +84,7 @@ def learn_bins(
     if len(values) > sample:
         values = values[np.sort(np.random.default_rng(seed).choice(len(values), sample, replace=False))]
     edges = []
-    for column in range(values.shape[1]):
-        one = values[:, column]
+    for column, one in enumerate(values.T):
         distinct, counts = np.unique(one[~np.isnan(one)], return_counts=True)
         if not len(distinct):
             raise DataError(f"column {column} has no value in any row: leave it out.")

@@ -121,16 +121,14 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
     outputs = objective.num_outputs
 
     def init(key: jax.Array, batch: Batch) -> tuple[Params, Any]:
-        bins = _bins(batch.inputs)
-        if bins.dtype != jnp.uint8 or jnp.ndim(batch.targets) != 1:
+        bins, ((targets, _, weights), _) = _bins(batch.inputs), _rows(objective, batch)
+        if bins.dtype != jnp.uint8 or jnp.ndim(targets) != 1:
             raise DataError("boosted trees need bins and one target a row: make the data by jn.trees.binned.")
-        if objective.derivatives is not None and _rows(batch)[1] is None:
-            raise DataError("the objective needs the query of each row: jn.trees.binned((inputs, targets, queries)).")
         if growth.monotone and len(growth.monotone) != bins.shape[1]:
             raise ConfigError(f"monotone has {len(growth.monotone)} values, and the table {bins.shape[1]} columns.")
         start = jnp.zeros(outputs)
         if objective.start is not None:
-            start = jnp.reshape(objective.start(batch.targets, _rows(batch)[2]), outputs)
+            start = jnp.reshape(objective.start(targets, weights), outputs)
         trees = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (num_trees, outputs, *leaf.shape)), empty_tree(num_nodes(growth))
         )
@@ -146,14 +144,15 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
             raise ConfigError(
                 "boosted trees keep a score for each row of a batch: use strategy='data' on several devices."
             )
-        losses, *_ = derivatives(objective, model_state["scores"], *_rows(batch))
-        return weighted_mean(losses, _counts(objective, batch)), (model_state, {})
+        rows, counts = _rows(objective, batch)
+        losses, *_ = derivatives(objective, model_state["scores"], *rows)
+        return weighted_mean(losses, counts), (model_state, {})
 
     def evaluate(params: Params, model_state: Any, batch: Batch, key: jax.Array) -> Metrics:
-        scores, counts = predict(params, model_state, batch.inputs), _counts(objective, batch)
+        scores, (rows, counts) = predict(params, model_state, batch.inputs), _rows(objective, batch)
 
         def total(of: Callable[..., Any]) -> jax.Array:
-            by_row = jax.vmap(of)(scores, batch.targets) if objective.derivatives is None else of(scores, *_rows(batch))
+            by_row = jax.vmap(of)(scores, batch.targets) if objective.derivatives is None else of(scores, *rows)
             return jnp.sum(by_row * counts)
 
         values = {"loss": objective.loss, **objective.metrics}
@@ -193,11 +192,11 @@ def _check_data(objective: Objective, growth: Growth, batch: Batch, splits: Spli
 def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_fraction: Any) -> TrainStep:
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         row_key, column_key = jax.random.split(jax.random.fold_in(state.key, state.step))
-        scores, bins, weights = state.model_state["scores"], _bins(batch.inputs).T, _rows(batch)[2]
-        losses, gradients, hessians = derivatives(objective, scores, *_rows(batch))
-        chosen, columns = weights, jnp.ones(bins.shape[0], bool)
+        scores, bins, (rows, counts) = state.model_state["scores"], _bins(batch.inputs).T, _rows(objective, batch)
+        losses, gradients, hessians = derivatives(objective, scores, *rows)
+        chosen, columns = rows[2], jnp.ones(bins.shape[0], bool)
         if isinstance(row_fraction, jax.Array) or row_fraction < 1:  # a tracer may be any number
-            chosen = weights * (jax.random.uniform(row_key, losses.shape) < row_fraction)
+            chosen = chosen * (jax.random.uniform(row_key, losses.shape) < row_fraction)
         if isinstance(column_fraction, jax.Array) or column_fraction < 1:
             number = jnp.maximum(jnp.round(column_fraction * bins.shape[0]), 1)
             columns = jax.random.permutation(column_key, bins.shape[0]) < number
@@ -220,7 +219,7 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
         known = state.model_state["trees"]
         known = {name: known[name].at[state.step].set(new) for name, new in trees._asdict().items()}
         metrics = {
-            "loss": weighted_mean(losses, _counts(objective, batch)),
+            "loss": weighted_mean(losses, counts),
             "splits": (trees.column >= 0).sum(axis=1).astype(jnp.float32).mean(),
         }
         return state._replace(model_state={"trees": known, "num_trees": state.step + 1, "scores": scores}), metrics
@@ -232,16 +231,16 @@ def _bins(inputs: Any) -> Any:
     return inputs["bins"] if isinstance(inputs, dict) else inputs
 
 
-def _rows(batch: Batch) -> tuple[Any, Any, Any]:
-    """Targets, queries or None, and weights: ``[rows]`` each."""
+def _rows(objective: Objective, batch: Batch) -> tuple[tuple[Any, Any, Any], Any]:
+    """Targets, queries or None, and weights ``[rows]``; and how much each row counts in means ``[rows]``."""
     named = batch.inputs if isinstance(batch.inputs, dict) else {}
-    return batch.targets, named.get("query"), jnp.asarray(batch.mask) * named.get("weight", 1.0)
-
-
-def _counts(objective: Objective, batch: Batch) -> Any:
-    """How much each row counts in means ``[rows]``: of an objective of queries, the first row of each."""
-    _, queries, weights = _rows(batch)
-    return weights if objective.derivatives is None else weights * (jnp.diff(queries, prepend=-1) != 0)
+    queries, weights = named.get("query"), jnp.asarray(batch.mask) * named.get("weight", 1.0)
+    counts = weights
+    if objective.derivatives is not None:  # the first row of each query counts
+        if queries is None:
+            raise DataError("the objective needs the query of each row: jn.trees.binned((inputs, targets, queries)).")
+        counts = weights * (jnp.diff(queries, prepend=-1) != 0)
+    return (batch.targets, queries, weights), counts
 
 
 def predict_scores(model: Mapping[str, Any], inputs: Any, max_depth: int) -> jax.Array:
@@ -252,11 +251,9 @@ def predict_scores(model: Mapping[str, Any], inputs: Any, max_depth: int) -> jax
     model = jax.tree.map(jnp.asarray, model)  # NumPy's cannot be indexed by tracers
     bins, trees, start = inputs.T, Tree(**model["trees"]), model["start"]
 
-    def add(index: Array, scores: jax.Array) -> jax.Array:
-        def of_output(tree: Tree) -> jax.Array:
-            return tree.value[find_leaves(tree, bins, max_depth)]
-
-        return scores + jax.vmap(of_output, out_axes=1)(jax.tree.map(lambda leaf: leaf[index], trees))
+    def add(index: Array, scores: jax.Array) -> Any:
+        grown = jax.tree.map(lambda leaf: leaf[index], trees)
+        return scores + jax.vmap(lambda tree: tree.value[find_leaves(tree, bins, max_depth)], out_axes=1)(grown)
 
     scores = jnp.broadcast_to(start, (inputs.shape[0], start.shape[0]))
     return jax.lax.fori_loop(0, model["num_trees"], add, scores)  # type: ignore[no-any-return]

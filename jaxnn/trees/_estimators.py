@@ -26,12 +26,7 @@ from jaxnn.trees._boosting import boosting, experiment, predict_scores, predicto
 from jaxnn.trees._objectives import Objective, cross_entropy, squared_error
 from jaxnn.types import ConfigError, DataError, Examples, RecordError, Splits
 
-
-@dataclasses.dataclass(frozen=True)
-class _Config:
-    batch_size: int
-    num_steps: int
-    seed: int
+_Config = dataclasses.make_dataclass("_Config", ["batch_size", "num_steps", "seed"], frozen=True)
 
 
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)

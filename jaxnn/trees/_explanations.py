@@ -176,8 +176,8 @@ def plot_tree(
 def _condition(tree: Mapping[str, np.ndarray], node: int, bins: Bins, labels: Sequence[str]) -> str:
     """The condition of the rows that go left."""
     column = int(tree["column"][node])
-    edges, words = bins.edges[column], tree["left_bins"][node][:, None] >> np.arange(32, dtype=np.uint32)
-    goes_left = (words & 1).astype(bool).reshape(-1)
+    edges = bins.edges[column]
+    goes_left = np.unpackbits(tree["left_bins"][node].astype("<u4").view(np.uint8), bitorder="little").astype(bool)
     number = int(goes_left[: len(edges) + 1].sum())
     if column in bins.categorical:
         found = ", ".join(f"{category:g}" for category in edges[goes_left[: len(edges)]])
