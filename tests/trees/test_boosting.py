@@ -1,4 +1,4 @@
-"""Boosted trees: equal to scikit-learn's, swept, sharded and resumed as networks are."""
+"""Boosted trees: equal to scikit-learn's; swept, sharded and resumed as networks are; LambdaRank."""
 
 import dataclasses
 import itertools
@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.metrics import ndcg_score
 
 import jaxnn as jn
 from jaxnn import trees
@@ -17,6 +18,9 @@ from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 ROWS = 96
+QUERIES = np.repeat(np.arange(4), [5, 1, 7, 11])
+HOW: Any = {"steps_per_call": 2, "report_every": 2}
+FOUR: Any = {"devices": 4, "strategy": "data"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,38 +42,44 @@ def table(rows: int = ROWS, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return inputs, targets.astype(np.float32)
 
 
-def experiment(**settings: Any) -> jn.Experiment[Config]:
-    def booster(config: Config) -> trees.Boosting:
-        rates = {"learning_rate": config.learning_rate, "row_fraction": config.row_fraction}
-        given = {"categorical": (3,)} | settings
-        return trees.boosting(trees.squared_error(), num_trees=config.num_steps, max_depth=2, **rates, **given)
+def experiment(objective: Any = None, data: Any = None, **settings: Any) -> jn.Experiment[Config]:
+    """Trees of depth 2 on ``data``, by default a table with a category."""
+    splits = data or trees.binned(table(), table(32, 1), categorical=(3,))
 
-    splits = trees.binned(table(), table(32, 1), categorical=(3,))
-    return trees.experiment(Config(), lambda config: splits, booster)
+    def booster(config: Config) -> trees.Boosting:
+        given = {"num_trees": config.num_steps, "max_depth": 2, "categorical": splits.train.bins.categorical}
+        rates = {"learning_rate": config.learning_rate, "row_fraction": config.row_fraction}
+        return trees.boosting(objective or trees.squared_error(), **(given | rates | settings))
+
+    return trees.experiment(Config(batch_size=splits.train.num_examples), lambda config: splits, booster)
 
 
 @pytest.fixture(scope="module")
 def trained(compiled_once: None) -> jn.Run:
-    return tiny.fit(experiment(), steps_per_call=2, report_every=2)
+    return tiny.fit(experiment(), **HOW)
 
 
-def same_trees(one: Any, other: Any) -> bool:
-    pairs = zip(jax.tree.leaves(one["trees"]), jax.tree.leaves(other["trees"]), strict=True)
-    return all(np.array_equal(a, b) for a, b in pairs)
+def same_trees(one: jn.Run, other: jn.Run) -> bool:
+    return jax.tree.all(jax.tree.map(np.array_equal, *(run.state.model_state["trees"] for run in (one, other))))
 
 
-@pytest.mark.parametrize("leaves", [6, pytest.param(None, marks=pytest.mark.slow)])
-def test_predictions_are_those_of_scikit_learn(leaves: int | None) -> None:
+@pytest.mark.parametrize(("leaves", "least"), [(6, 5), pytest.param(None, 1, marks=pytest.mark.slow)])
+def test_predictions_are_those_of_scikit_learn(leaves: int | None, least: int) -> None:
     inputs, targets = table(400)
     inputs = inputs.round(1)  # a bin for each value
-    ours = trees.GradientBoostingRegressor(
-        num_trees=6, num_leaves=leaves, max_depth=3, min_child_weight=5, categorical=(), l2=0.5
-    )
+    # Its least number of rows does not count their weights.
+    weights = np.random.default_rng(2).integers(1, 4, 400) if least == 1 else None
+    ours = trees.GradientBoostingRegressor(num_trees=6, num_leaves=leaves, max_depth=3, min_child_weight=least, l2=0.5)
     theirs = HistGradientBoostingRegressor(
-        max_iter=6, max_leaf_nodes=leaves, max_depth=3, min_samples_leaf=5, l2_regularization=0.5, early_stopping=False
+        max_iter=6,
+        max_leaf_nodes=leaves,
+        max_depth=3,
+        min_samples_leaf=least,
+        l2_regularization=0.5,
+        early_stopping=False,
     )
-    found = ours.fit(inputs, targets).predict(inputs)
-    np.testing.assert_allclose(found, theirs.fit(inputs, targets).predict(inputs), atol=1e-4)
+    found = ours.fit(inputs, targets, weights).predict(inputs)
+    np.testing.assert_allclose(found, theirs.fit(inputs, targets, weights).predict(inputs), atol=1e-4)
 
 
 def test_the_loss_falls_and_is_that_of_the_predictions(trained: jn.Run) -> None:
@@ -85,65 +95,45 @@ def test_a_member_of_a_sweep_grows_the_trees_of_its_run(trained: jn.Run, tmp_pat
     points = jn.grid(learning_rate=[0.1, 0.3], seed=[0, 1])
     swept = jn.sweep(experiment(), points, run_dir=tmp_path / "sweep", steps_per_call=2, progress="none")
     (member,) = (one.index for one in swept.members if one.point == {"learning_rate": 0.3, "seed": 0})
-    assert same_trees(swept.run(member).state.model_state, trained.state.model_state)
+    assert same_trees(swept.run(member), trained)
 
 
 @pytest.mark.slow
-def test_room_for_fewer_bins_and_categories_is_enough(trained: jn.Run) -> None:
-    run = tiny.fit(experiment(max_bins=ROWS, categorical={3: 6}), steps_per_call=2)
-    assert same_trees(run.state.model_state, trained.state.model_state)
-    with pytest.raises(jn.ConfigError, match="max_bins"):
-        tiny.fit(experiment(max_bins=20))
-    with pytest.raises(jn.ConfigError, match="num_categories"):
-        tiny.fit(experiment(categorical={3: 2}))
+@pytest.mark.parametrize(("settings", "how"), [({"max_bins": ROWS, "categorical": {3: 6}}, {}), ({}, FOUR)])
+def test_room_for_fewer_bins_and_devices_grow_the_same_trees(settings: Any, how: Any, trained: jn.Run) -> None:
+    assert same_trees(tiny.fit(experiment(**settings), **HOW, **how), trained)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leaves", [None, 4])
 def test_implementations_grow_the_same_trees(leaves: int | None, trained: jn.Run) -> None:
-    run = trained if leaves is None else tiny.fit(experiment(num_leaves=leaves), steps_per_call=2)
+    run = trained if leaves is None else tiny.fit(experiment(num_leaves=leaves), **HOW)
     with jn.nn.portable():  # those of other platforms
-        other = tiny.fit(experiment(num_leaves=leaves), steps_per_call=2)
-    assert same_trees(run.state.model_state, other.state.model_state)
-
-
-@pytest.mark.slow
-def test_devices_grow_the_same_trees(trained: jn.Run) -> None:
-    run = tiny.fit(experiment(), steps_per_call=2, devices=4, strategy="data")
-    assert same_trees(run.state.model_state, trained.state.model_state)
-    with pytest.raises(jn.ConfigError, match="strategy='data'"):
-        tiny.fit(experiment(), devices=4, strategy="pmap")
+        assert same_trees(tiny.fit(experiment(num_leaves=leaves), **HOW), run)
 
 
 @pytest.mark.slow
 def test_padded_rows_change_nothing() -> None:
-    runs = []
-    for multiple, how in ((1, {}), (8, {"devices": 4, "strategy": "data"})):
-        splits = trees.binned(table(93), table(32, 1), categorical=(3,), multiple_of=multiple)
-        padded = dataclasses.replace(experiment(), data=lambda config, splits=splits: splits)
-        runs.append(tiny.fit(padded.replace(batch_size=splits.train.num_examples), steps_per_call=2, **how))
-    assert runs[1].config.batch_size == 96 and same_trees(*(run.state.model_state for run in runs))
+    data = (trees.binned(table(93), table(32, 1), categorical=(3,), multiple_of=multiple) for multiple in (1, 8))
+    runs = [tiny.fit(experiment(data=one), **HOW, **how) for one, how in zip(data, ({}, FOUR), strict=True)]
+    assert runs[1].config.batch_size == 96 and same_trees(*runs)
     assert runs[0].final["train_loss"] == runs[1].final["train_loss"]
 
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_the_run() -> None:
     objective = trees.Objective(lambda score, target: jax.numpy.log(-jax.numpy.abs(score - target) - 1))
-    booster = trees.boosting(objective, num_trees=4, max_depth=2)
-    splits = trees.binned((table()[0], np.zeros(ROWS, np.float32)))
     with pytest.raises(jn.TrainingError, match="no longer finite at step 1"):
-        tiny.fit(trees.experiment(Config(), lambda _: splits, lambda _: booster))
+        tiny.fit(experiment(objective))
 
 
 @pytest.mark.slow
 def test_a_resumed_run_grows_the_same_trees(trained: jn.Run, tmp_path: Path) -> None:
-    how = {**tiny.HOW, "steps_per_call": 2, "report_every": 2, "checkpoint_every": 2}
-    for report in jn.iterate(experiment(), run_dir=tmp_path / "run", **how):
+    for report in jn.iterate(experiment(), run_dir=tmp_path / "run", **tiny.HOW | HOW, checkpoint_every=2):
         if report.step == 2:
             break
     resumed = tiny.fit(experiment(), resume=tmp_path / "run")
-    assert int(resumed.state.step) == 4
-    assert same_trees(resumed.state.model_state, trained.state.model_state)
+    assert int(resumed.state.step) == 4 and same_trees(resumed, trained)
 
 
 @pytest.mark.slow
@@ -164,33 +154,6 @@ def test_quantiles_are_those_of_the_targets() -> None:
     targets = inputs[:, 0] * rng.exponential(size=500)
     model = trees.GradientBoostingRegressor(objective=trees.quantile_error(0.8), num_trees=20, max_depth=2)
     assert 0.77 < (targets <= model.fit(inputs, targets).predict(inputs)).mean() < 0.83
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("classes", [2, 3])
-def test_classes_are_told_apart(classes: int, tmp_path: Path) -> None:
-    inputs, targets = table(200)
-    labels = np.array(["low", "middle", "high"])[
-        np.digitize(targets, np.quantile(targets, [1 / classes, 0.66])[: classes - 1])
-    ]
-    model = trees.GradientBoostingClassifier(num_trees=10, max_depth=3, categorical=(3,)).fit(inputs, labels)
-    assert (model.predict(inputs) == labels).mean() > 0.8
-    np.testing.assert_allclose(model.predict_proba(inputs).sum(axis=1), 1, rtol=1e-5)
-    model.save(tmp_path / "model.npz")
-    loaded = trees.GradientBoostingClassifier.load(tmp_path / "model.npz")
-    np.testing.assert_array_equal(loaded.predict(inputs), model.predict(inputs))
-
-
-@pytest.mark.slow
-def test_weights_count_as_repetitions() -> None:
-    inputs, targets = table(60)
-    weights = np.random.default_rng(2).integers(0, 3, 60)
-    settings: dict[str, Any] = {"num_trees": 4, "max_depth": 2, "min_child_weight": 2}
-    weighted = trees.GradientBoostingRegressor(**settings).fit(inputs, targets, sample_weight=weights)
-    repeated = trees.GradientBoostingRegressor(**settings).fit(
-        np.repeat(inputs, weights, 0), np.repeat(targets, weights)
-    )
-    np.testing.assert_allclose(weighted.predict(inputs), repeated.predict(inputs), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -235,21 +198,26 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
     ],
 )
 def test_bad_targets_are_refused(objective: trees.Objective, targets: np.ndarray, message: str) -> None:
-    splits = trees.binned((table()[0], targets))
-    wrong = trees.experiment(Config(), lambda _: splits, lambda config: trees.boosting(objective, num_trees=4))
     with pytest.raises(jn.DataError, match=message):
-        tiny.fit(wrong)
+        tiny.fit(experiment(objective, trees.binned((table()[0], targets))))
 
 
-def test_an_experiment_has_all_rows_enough_trees_and_the_categories_of_its_bins() -> None:
-    with pytest.raises(jn.ConfigError, match=f"batch_size={ROWS}"):
-        tiny.fit(experiment().replace(batch_size=32))
-    short = trees.boosting(trees.squared_error(), num_trees=2)
-    with pytest.raises(jn.ConfigError, match="num_trees=2, and the config num_steps=4"):
-        tiny.fit(trees.experiment(Config(), experiment().data, lambda config: short))
-    plain = trees.boosting(trees.squared_error(), num_trees=4)
-    with pytest.raises(jn.ConfigError, match=re.escape("categorical columns (3,), and boosting has ()")):
-        tiny.fit(trees.experiment(Config(), experiment().data, lambda config: plain))
+@pytest.mark.parametrize(
+    ("settings", "changes", "how", "message"),
+    [
+        ({}, {"batch_size": 32}, {}, f"batch_size={ROWS}"),
+        ({}, {}, {"devices": 4, "strategy": "pmap"}, "strategy='data'"),
+        ({"num_trees": 2}, {}, {}, "num_trees=2, and the config num_steps=4"),
+        ({"max_bins": 20}, {}, {}, "boosting max_bins=20: give it"),
+        ({"categorical": {3: 2}}, {}, {}, "bins.num_categories"),
+        ({"categorical": ()}, {}, {}, "categorical columns (3,), and boosting has ()"),
+    ],
+)
+def test_experiments_that_do_not_fit_their_data_are_refused(
+    settings: Any, changes: Any, how: Any, message: str
+) -> None:
+    with pytest.raises(jn.ConfigError, match=re.escape(message)):
+        tiny.fit(experiment(**settings).replace(**changes), **how)
 
 
 @pytest.mark.slow
@@ -265,18 +233,19 @@ def test_a_fitted_model_keeps_its_depth_and_the_place_of_its_targets(tmp_path: P
     np.testing.assert_array_equal(trees.GradientBoostingRegressor.load(tmp_path / "model.npz").predict(inputs), found)
     with pytest.raises(jn.RecordError, match="it holds a GradientBoostingRegressor"):
         trees.GradientBoostingClassifier.load(tmp_path / "model.npz")
+    labels = np.array(["low", "middle", "high"])[np.digitize(targets, [0, 2])]
+    classifier = trees.GradientBoostingClassifier(**settings).fit(inputs, labels)
+    classifier.save(tmp_path / "model.npz")
+    found = trees.GradientBoostingClassifier.load(tmp_path / "model.npz").predict(inputs)
+    np.testing.assert_array_equal(found, classifier.predict(inputs))
+    assert (found == labels).mean() > 0.8
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", [trees.absolute_error(), trees.huber(0.5), trees.poisson()])
 def test_objectives_lower_their_loss(objective: trees.Objective) -> None:
     inputs, targets = table()
-    splits = trees.binned((inputs, np.abs(targets)), categorical=(3,))
-
-    def booster(config: Config) -> trees.Boosting:
-        return trees.boosting(objective, num_trees=config.num_steps, categorical=(3,), max_depth=2)
-
-    run = tiny.fit(trees.experiment(Config(), lambda _: splits, booster), steps_per_call=2, report_every=2)
+    run = tiny.fit(experiment(objective, trees.binned((inputs, np.abs(targets)), categorical=(3,))), **HOW)
     first, last = run.metrics["train_loss"]
     assert last < first
 
@@ -308,16 +277,15 @@ def test_exported_predictions_of_numbers_are_those_of_the_model(kind: Any, train
 
 @pytest.mark.slow
 def test_the_best_number_of_trees_predicts_after_an_early_stop(tmp_path: Path) -> None:
+    settings: Any = {"num_trees": 50, "max_depth": 3, "learning_rate": 0.9}
     splits = trees.binned(table(), validation=table(32, 1))
-    booster = trees.boosting(trees.squared_error(), num_trees=50, max_depth=3, learning_rate=0.9)
-    config = Config(num_steps=50)
     how: Any = {"steps_per_call": 1, "report_every": 1, "eval_every": 1, "patience": 3, "run_dir": tmp_path / "run"}
-    run = tiny.fit(trees.experiment(config, lambda _: splits, lambda _: booster), **how)
+    run = tiny.fit(experiment(data=splits, row_fraction=1.0, **settings).replace(num_steps=50), **how)
     assert run.summary.status == "stopped early" and run.metrics["step"][-1] < 50
     inputs, targets = splits.validation.examples
     loss = ((run.predict(inputs, state=run.best_state()) - targets) ** 2 / 2).mean()
     np.testing.assert_allclose(loss, run.metrics["validation_loss"].min(), rtol=1e-5)
-    model = trees.GradientBoostingRegressor(num_trees=50, max_depth=3, learning_rate=0.9, patience=3).fit(*table())
+    model = trees.GradientBoostingRegressor(**settings, patience=3).fit(*table())
     grown = (model.state_["trees"]["weight"][:, 0, 0] > 0).sum()
     assert model.state_["num_trees"] == grown - 3
     splits = (model.state_["trees"]["column"][: grown - 3] >= 0).sum()
@@ -368,3 +336,67 @@ def test_contributions_are_shapley_values() -> None:
     found = trees.contributions(state, bins)[:, 0]
     np.testing.assert_allclose(found, expected, atol=1e-5)
     np.testing.assert_allclose(found.sum(axis=1), model.predict(inputs[:6]), atol=1e-5)
+
+
+def ranked(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    inputs = np.random.default_rng(seed).normal(size=(len(QUERIES), 2))
+    return inputs, np.digitize(inputs[:, 0], [-0.5, 0.5, 1.5]), QUERIES
+
+
+def fit_ranks(options: Any, **splits: Any) -> jn.Run:
+    data = trees.binned(**({"train": ranked(), "test": ranked(1)} | splits))
+    return tiny.fit(experiment(trees.lambda_rank(), data, min_child_weight=1e-6, row_fraction=1.0), **HOW | options)
+
+
+def test_gradients_are_sums_over_pairs_and_the_metric_is_the_ndcg() -> None:
+    scores, (_, grades, _) = np.random.default_rng(0).normal(size=len(QUERIES)).astype(np.float32), ranked()
+    weights = np.ones(len(QUERIES), np.float32)
+    weights[[2, 9]] = 0  # which are no rows
+    rank = trees.lambda_rank(truncation=3, ndcg_at=4)
+    gains, gradients, hessians = 2.0**grades - 1, np.zeros(len(QUERIES)), np.zeros(len(QUERIES))
+    ndcg = np.asarray(rank.metrics["ndcg"](scores, grades, QUERIES, weights))
+    for query in range(4):
+        rows = sorted(np.flatnonzero((QUERIES == query) & (weights > 0)), key=lambda row: -scores[row])
+        discount = 1 / np.log2(np.arange(len(rows)) + 2)
+        ideal = (np.sort(gains[rows])[::-1] * discount)[:3].sum()
+        for (high, a), (low, b) in itertools.permutations(enumerate(rows), 2):
+            if gains[a] > gains[b] and min(high, low) < 3:
+                swapped = (gains[a] - gains[b]) * abs(discount[high] - discount[low]) / ideal
+                wrong = 1 / (1 + np.exp(scores[a] - scores[b]))
+                gradients[[a, b]] += np.array([-1, 1]) * swapped * wrong
+                hessians[[a, b]] += swapped * wrong * (1 - wrong)
+        expected = ndcg_score([gains[rows]], [scores[rows]], k=4) if len(rows) > 1 else 1.0
+        np.testing.assert_allclose(ndcg[QUERIES == query], expected, rtol=1e-5)
+    assert rank.derivatives is not None
+    found = rank.derivatives(scores, grades, QUERIES, weights)
+    np.testing.assert_allclose(found, [gradients, hessians], atol=1e-6)
+
+
+def test_training_lowers_the_loss_which_is_averaged_over_queries() -> None:
+    run = fit_ranks({})
+    first, last = run.metrics["train_loss"]
+    assert last < first < 0.3
+    bins = run.experiment.data(Config()).test.examples.inputs["bins"]
+    scores = run.predict({"bins": bins, "query": QUERIES})
+    ndcg = trees.lambda_rank().metrics["ndcg"](scores, ranked(1)[1], QUERIES, np.ones(len(QUERIES)))
+    np.testing.assert_allclose(run.final["test_ndcg"], np.asarray(ndcg)[[0, 5, 6, 13]].mean(), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_devices_rank_by_the_same_trees() -> None:
+    assert same_trees(fit_ranks({}), fit_ranks(FOUR))
+
+
+@pytest.mark.parametrize(
+    ("splits", "options", "message"),
+    [
+        ({"train": ranked()[:2], "test": ranked()[:2]}, {}, "needs the query of each row"),
+        ({"test": (*ranked()[:2], QUERIES % 2)}, {}, "test: the rows of query 0 are not side by side"),
+        ({"test": (*ranked()[:2], QUERIES[:3])}, {}, "a number or text for each row"),
+        ({"train": (ranked()[0], ranked()[1] - 1, QUERIES)}, {}, "train: a target is -1, below 0"),
+        ({}, {"eval_batch_size": 20}, f"set eval_batch_size={len(QUERIES)}"),
+    ],
+)
+def test_rows_without_whole_queries_are_refused(splits: Any, options: Any, message: str) -> None:
+    with pytest.raises(jn.JaxnnError, match=message):
+        fit_ranks(options, **splits)
