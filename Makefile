@@ -13,7 +13,7 @@ PEERS_PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13,$(
 PEERS_PACKAGES := torch==2.13.0 keras==3.15.1 numpy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo benchmark gpu-day test test-all test-gpu-compile lint check docs clean
+.PHONY: help demo benchmark gpu-day onednn test test-all test-gpu-compile lint check docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s  %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -26,6 +26,9 @@ benchmark: $(VENV)/.benchmark $(PEERS)/.installed  ## time training against PyTo
 
 gpu-day: $(INSTALLED)  ## check and measure everything on this machine's GPU, in ten minutes
 	@$(BIN)/python experiments/benchmarks/gpu_day.py $(ARGS)
+
+onednn: $(INSTALLED)  ## build and install oneDNN's convolutions, faster on CPUs: needs a C++ compiler
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check ./native/onednn
 
 test: $(INSTALLED)  ## run the fast tests, in minutes
 	@$(BIN)/python -m pytest -n 2 tests
