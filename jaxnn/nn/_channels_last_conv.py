@@ -41,6 +41,8 @@ class Geometry(NamedTuple):
     output_dtype: Any
     preferred_element_type: Any
     precision: Any
+    groups: int = 1
+    native: bool = False  # on a CPU: by the kernels of `jaxnn.nn._onednn`
 
     def dilated(self) -> zip[tuple[int, int, int, int]]:
         """For each axis the dilated sizes of input, kernel and output (by the strides), and the low padding."""
@@ -153,7 +155,7 @@ def _depthwise(inputs: jax.Array, kernel: jax.Array, geometry: Geometry) -> jax.
 def convolve(inputs: jax.Array, kernel: jax.Array, geometry: Geometry) -> jax.Array:
     """The convolution of ``[batch, *input_size, in_features]`` and ``[*kernel_size, in_features, out_features]``."""
     inputs, kernel = vary_together(inputs, kernel)
-    result: jax.Array = _convolution.bind(inputs, kernel, missing="output", geometry=geometry)
+    result: jax.Array = convolution.bind(inputs, kernel, missing="output", geometry=geometry)
     return result
 
 
@@ -170,40 +172,62 @@ def _operand_roles(missing: str) -> list[str]:
     return [role for role in _AXES if role != missing]
 
 
-def _evaluate(first: jax.Array, second: jax.Array, *, missing: str, geometry: Geometry) -> jax.Array:
+def evaluate(first: jax.Array, second: jax.Array, *, missing: str, geometry: Geometry) -> jax.Array:
+    if _member_axes(first, geometry):
+        return lax.map(lambda pair: evaluate(*pair, missing=missing, geometry=geometry), (first, second))
     dtype = jnp.promote_types(first.dtype, second.dtype)
-    result = _FUNCTIONS[missing](first.astype(dtype), second.astype(dtype), geometry)
+    compute, operands = _FUNCTIONS[missing], (first.astype(dtype), second.astype(dtype))
+    if geometry.groups == 1:
+        result = compute(*operands, geometry)
+    else:
+        split = (x.reshape(*x.shape[:-1], geometry.groups, -1) for x in operands)
+        each = jax.vmap(lambda x, y: compute(x, y, geometry), in_axes=-2, out_axes=-2)(*split)
+        result = each.reshape(*each.shape[:-2], -1)
     return result.astype(geometry.output_dtype if missing == "output" else geometry.dtype)
 
 
-def _abstract(*operands: Any, missing: str, geometry: Geometry) -> Any:
-    given = zip(_operand_roles(missing), operands, strict=True)
-    sizes = {name: x.shape[axis] for role, x in given for name, axis in _AXES[role].items()}
+def _member_axes(operand: Any, geometry: Geometry) -> int:
+    """The number of axes before those of a single convolution: members of `jax.vmap`, equal for all arrays."""
+    return operand.ndim - len(geometry.input_size) - 2  # type: ignore[no-any-return]
+
+
+def abstract_result(*operands: Any, missing: str, geometry: Geometry) -> Any:
+    """The abstract value of the primitive's result."""
+    ahead = _member_axes(operands[0], geometry)
+    members, operand_shapes = operands[0].shape[:ahead], [x.shape[ahead:] for x in operands]
+    given = zip(_operand_roles(missing), operand_shapes, strict=True)
+    sizes = {name: shape[axis] for role, shape in given for name, axis in _AXES[role].items()}
+    if missing == "input":  # a kernel has the input features of one group
+        sizes["in_features"] *= geometry.groups
+    elif missing == "kernel":
+        sizes["in_features"] //= geometry.groups
     first, last = (sizes[name] for name in _AXES[missing])
     spatial = getattr(geometry, f"{missing}_size")
     shape = (*spatial, first, last) if missing == "kernel" else (first, *spatial, last)
     dtype = geometry.output_dtype if missing == "output" else geometry.dtype
-    return operands[0].update(shape=shape, dtype=dtype, weak_type=False)
+    return operands[0].update(shape=(*members, *shape), dtype=dtype, weak_type=False)
 
 
 def _transpose(wanted: int, cotangent: jax.Array, *operands: Any, missing: str, geometry: Geometry) -> Any:
     roles = _operand_roles(missing)
     arrays = {roles[1 - wanted]: operands[1 - wanted], missing: cotangent}
     given = [arrays[role] for role in _operand_roles(roles[wanted])]
-    return _convolution.bind(*given, missing=roles[wanted], geometry=geometry)
+    return convolution.bind(*given, missing=roles[wanted], geometry=geometry)
 
 
 def _batch(operands: Any, dims: Any, *, missing: str, geometry: Geometry) -> tuple[jax.Array, int]:
     # Never a grouped convolution: members are put side by side along the batch, or along the output features if they
-    # share thin inputs; otherwise they run one after another.
-    apply = functools.partial(_convolution.bind, missing=missing, geometry=geometry)
+    # share thin inputs; otherwise they run one after another, or at once in a kernel of `jaxnn.nn._onednn`.
+    apply = functools.partial(convolution.bind, missing=missing, geometry=geometry)
     if None not in dims:
+        return apply(*(jnp.moveaxis(x, dim, 0) for x, dim in zip(operands, dims, strict=True))), 0
+    k = 0 if dims[1] is None else 1  # the operand of which each member has its own
+    if _member_axes(operands[1 - k], geometry):
         return _one_by_one(apply, operands, dims)
     roles = _operand_roles(missing)
-    k = 0 if dims[1] is None else 1  # the operand of which each member has its own
     (shared,) = _AXES[roles[k]].keys() & _AXES[missing].keys()
     thin = roles[1 - k] == "input" and operands[1 - k].shape[-1] <= _THIN
-    if shared != "batch" and not thin:
+    if shared != "batch" and not (thin and geometry.groups == 1):
         return _one_by_one(apply, operands, dims)
     axis = _AXES[roles[k]][shared] % (operands[k].ndim - 1)
     side_by_side = list(operands)
@@ -222,9 +246,9 @@ def _one_by_one(apply: Callable[..., jax.Array], operands: Any, dims: Any) -> tu
     return lax.map(one, members), 0
 
 
-_convolution = Primitive("channels_last_convolution")
-_convolution.def_impl(jax.jit(_evaluate, static_argnames=("missing", "geometry")))
-_convolution.def_abstract_eval(_abstract)
-ad.defbilinear(_convolution, functools.partial(_transpose, 0), functools.partial(_transpose, 1))
-batching.primitive_batchers[_convolution] = _batch
-mlir.register_lowering(_convolution, mlir.lower_fun(_evaluate, multiple_results=False))
+convolution = Primitive("channels_last_convolution")
+convolution.def_impl(jax.jit(convolution.bind, static_argnames=("missing", "geometry")))
+convolution.def_abstract_eval(abstract_result)
+ad.defbilinear(convolution, functools.partial(_transpose, 0), functools.partial(_transpose, 1))
+batching.primitive_batchers[convolution] = _batch
+mlir.register_lowering(convolution, mlir.lower_fun(evaluate, multiple_results=False))

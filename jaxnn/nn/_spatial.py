@@ -13,6 +13,7 @@ from jax import lax
 
 from jaxnn.nn._channels_last_conv import Geometry, channels_last_conv, conv_dimension_numbers
 from jaxnn.nn._layer_arguments import choose, positive_ints, scope
+from jaxnn.nn._onednn import onednn_conv, onednn_obstacle
 from jaxnn.types import ConfigError, suggest
 
 type Padding = str | Sequence[tuple[int, int]]
@@ -72,6 +73,9 @@ def conv_general_dilated(
 
     For Flax's own layer: ``flax.linen.Conv(..., conv_general_dilated=jaxnn.nn.conv_general_dilated)``. Implementations:
 
+    - ``"onednn"``: on CPUs, if the package `jaxnn-onednn` is installed (``make onednn``): all three forms, of float32
+      and bfloat16, by oneDNN on XLA's threads. Bits depend on the number of threads and on the CPU. In a jaxpr it is a
+      ``channels_last_convolution`` too.
     - ``"xla"``: ``jax.lax``'s own. On CPU, gradients are slow in a loop such as `jax.lax.scan` (jax#12868), and so are
       grouped convolutions anywhere, which `jax.vmap` over kernels creates too (jax#26568).
     - ``"channels_last"``: the gradients have channels last too, and are as fast in a loop as outside. Groups and
@@ -102,7 +106,8 @@ def conv_general_dilated(
     except (TypeError, ValueError) as error:
         raise ConfigError(f"convolution of {lhs.shape} with a kernel {rhs.shape}: {error}") from error
     obstacle = _obstacle(lhs, rhs, output, dimension_numbers, batch_group_count)
-    name = choose("convolution", implementation, {"channels_last": obstacle})
+    native = obstacle or onednn_obstacle(lhs, rhs, output, window_strides, padding, lhs_dilation)
+    name = choose("convolution", implementation, {"onednn": native, "channels_last": obstacle})
     with scope("convolution", name):
         if name == "xla":
             return lax.conv_general_dilated(lhs, rhs, *options, *rest)
@@ -123,7 +128,8 @@ def conv_general_dilated(
             preferred_element_type=preferred_element_type,
             precision=precision,
         )
-        return channels_last_conv(lhs, rhs, geometry, feature_group_count)
+        convolve = onednn_conv if name == "onednn" else channels_last_conv
+        return convolve(lhs, rhs, geometry, feature_group_count)
 
 
 def _obstacle(

@@ -237,7 +237,9 @@ def _product_flops(equation: Any) -> float:
         if (geometry := params.get("geometry")) is not None:
             sizes = (math.prod(axes) for axes in (geometry.kernel_size, geometry.output_size, geometry.input_size))
             kernel, outputs, inputs = sizes
-            products *= math.sqrt(kernel * outputs / inputs)
+            # Sizes of a kernel's groups and of members of `jax.vmap` are in all or in two of the three.
+            members = math.prod(left[: len(left) - len(geometry.input_size) - 2])
+            products *= math.sqrt(kernel * outputs / inputs / geometry.groups / members)
         return float(2 * products)
     if name == "dot_general":
         return 2.0 * size * math.prod(int(left[axis]) for axis in params["dimension_numbers"][0][0])

@@ -1,6 +1,7 @@
 """Native CPU kernels of jaxnn: importing this module registers them as targets of `jax.ffi.ffi_call`.
 
-``jaxnn_threads`` takes nothing and returns the number of threads in XLA's pool, int32.
+- ``jaxnn_convolution(first, second)``: see ``src/convolution.cc``; `jaxnn.nn` calls it.
+- ``jaxnn_threads()``: the number of threads in XLA's pool, int32.
 """
 
 import ctypes
@@ -9,7 +10,7 @@ import pathlib
 
 import jax
 
-TARGETS = ("jaxnn_threads",)
+TARGETS = ("jaxnn_convolution", "jaxnn_threads")
 
 
 def _load() -> ctypes.CDLL:
@@ -26,6 +27,18 @@ def _load() -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-library = _load()
+_library = _load()
+_library.jaxnn_has_bfloat16.restype = ctypes.c_bool
+_library.jaxnn_num_plans.restype = ctypes.c_int64
 for _name in TARGETS:
-    jax.ffi.register_ffi_target(_name, jax.ffi.pycapsule(getattr(library, _name)), platform="cpu")
+    jax.ffi.register_ffi_target(_name, jax.ffi.pycapsule(getattr(_library, _name)), platform="cpu")
+
+
+def has_bfloat16() -> bool:
+    """Whether this CPU multiplies in bfloat16 itself; otherwise oneDNN emulates it, slowly."""
+    return bool(_library.jaxnn_has_bfloat16())
+
+
+def num_plans() -> int:
+    """The number of convolutions whose primitives are cached."""
+    return int(_library.jaxnn_num_plans())

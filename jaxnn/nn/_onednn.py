@@ -1,0 +1,136 @@
+"""Convolutions by oneDNN, if the package `jaxnn-onednn` is installed: on CPUs twice as fast as XLA's.
+
+The forms are those of `_channels_last_conv`: the convolution and its gradients by input and kernel, each a call of XLA's
+foreign function interface. Source: `oneDNN <https://uxlfoundation.github.io/oneDNN>`_.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.interpreters import mlir
+
+from jaxnn.nn._channels_last_conv import Geometry, abstract_result, convolution, convolve, evaluate
+from jaxnn.nn._layer_arguments import batch_sharding, platform
+
+INSTALL = "make onednn (or: pip install ./native/onednn)"
+_DTYPES = "float32", "bfloat16"
+_ROLES = "input", "kernel", "output"  # numbered as in the package
+
+
+@functools.cache
+def _package() -> Any:
+    """The package, whose import registers its targets; if that fails, the reason."""
+    try:
+        return importlib.import_module("jaxnn_onednn")
+    except ModuleNotFoundError:
+        return f"the package jaxnn-onednn is not installed: {INSTALL}"
+    except (ImportError, OSError, ValueError) as error:
+        return f"the package jaxnn-onednn cannot be loaded: {error}"
+
+
+def onednn_obstacle(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    output: jax.ShapeDtypeStruct,
+    strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    input_dilation: Sequence[int] | None,
+) -> str | None:
+    """The reason why oneDNN cannot compute this convolution, which has channels last and no empty array; or None."""
+    if platform() != "cpu":
+        return "oneDNN computes on CPUs"
+    if isinstance(package := _package(), str):
+        return package
+    dtypes = {str(dtype) for dtype in (lhs.dtype, rhs.dtype, output.dtype)}
+    if not dtypes <= {*_DTYPES}:
+        return f"oneDNN's dtypes are float32 and bfloat16, not {', '.join(sorted(dtypes.difference(_DTYPES)))}"
+    if "bfloat16" in dtypes and not package.has_bfloat16():
+        return "this CPU has no instructions for bfloat16"
+    if not 3 <= lhs.ndim <= 5:
+        return f"oneDNN has 1 to 3 spatial axes, not {lhs.ndim - 2}"
+    if not all(isinstance(size, int) for size in (*lhs.shape, *rhs.shape)):
+        return "a size is symbolic"
+    dilation = tuple(input_dilation or (1,) * len(strides))
+    if max(dilation) > 1 and max(strides) > 1:
+        return "oneDNN has no convolution with both strides and input dilation"
+    sizes = [(size - 1) * factor + 1 for size, factor in zip(lhs.shape[1:-1], dilation, strict=True)]
+    pads = [] if isinstance(padding, str) else zip(sizes, padding, strict=True)
+    return "padding crops all of the input" if any(n + min(a, 0) + min(b, 0) < 1 for n, (a, b) in pads) else None
+
+
+def onednn_conv(inputs: jax.Array, kernel: jax.Array, geometry: Geometry, groups: int) -> jax.Array:
+    """The convolution of ``[batch, *input_size, in_features]`` and ``[*kernel_size, in_features // groups, out]``.
+
+    Raises nothing: `onednn_obstacle` was None. In a program that XLA partitions, each device convolves its rows.
+    """
+    g = geometry._replace(groups=groups, native=True)
+
+    def run(inputs: jax.Array, kernel: jax.Array) -> tuple[jax.Array]:
+        transposed = max(g.input_dilation) > 1
+        return ((_transposed_convolution if transposed else _cropped_convolution)(inputs, kernel, g),)
+
+    # XLA cannot partition the call, and would give each device all rows.
+    if (sharding := batch_sharding(inputs.shape[0])) is not None:
+        run = sharding.map_rows(run, (0, None), (0,))
+    return run(inputs, kernel)[0]
+
+
+def _cropped_convolution(inputs: jax.Array, kernel: jax.Array, geometry: Geometry) -> jax.Array:
+    """Crops the input first where padding is negative, which oneDNN does not have."""
+    crops = [(min(low, 0), min(high, 0), 0) for low, high in geometry.padding]
+    if any(map(any, crops)):
+        inputs = lax.pad(inputs, jnp.zeros((), inputs.dtype), [(0, 0, 0), *crops, (0, 0, 0)])
+        padding = tuple((max(low, 0), max(high, 0)) for low, high in geometry.padding)
+        geometry = geometry._replace(input_size=inputs.shape[1:-1], padding=padding)
+    return convolve(inputs, kernel, geometry)
+
+
+def _transposed_convolution(inputs: jax.Array, kernel: jax.Array, geometry: Geometry) -> jax.Array:
+    """The convolution of a dilated input: the input gradient of one with strides and the flipped kernel."""
+    g = geometry
+    borders = [(k - 1 - low, x - y + low) for x, k, y, low in g.dilated()]
+    # Outputs beyond the reach of the kernel are zeros, which are added in the end.
+    beyond = [(max(-low, 0), max(-high, 0), 0) for low, high in borders]
+    size = tuple(n - low - high for n, (low, high, _) in zip(g.output_size, beyond, strict=True))
+    inverse = g._replace(
+        input_size=size,
+        output_size=g.input_size,
+        strides=g.input_dilation,
+        input_dilation=g.strides,
+        padding=tuple((max(low, 0), max(high, 0)) for low, high in borders),
+        dtype=g.output_dtype,
+        output_dtype=g.dtype,
+    )
+    flipped = jnp.flip(kernel, range(kernel.ndim - 2))
+    by_group = flipped.reshape(*flipped.shape[:-1], g.groups, -1)  # [*kernel_size, in, groups, out]
+    swapped = jnp.swapaxes(by_group, -3, -1).reshape(*kernel.shape[:-2], kernel.shape[-1] // g.groups, -1)
+    result = convolution.bind(swapped, inputs, missing="input", geometry=inverse)
+    if any(map(any, beyond)):
+        result = lax.pad(result, jnp.zeros((), result.dtype), [(0, 0, 0), *beyond, (0, 0, 0)])
+    return result  # type: ignore[no-any-return]
+
+
+def _evaluate_native(first: jax.Array, second: jax.Array, *, missing: str, geometry: Geometry) -> jax.Array:
+    if not geometry.native:
+        return evaluate(first, second, missing=missing, geometry=geometry)
+    g, aval = geometry, abstract_result(first, second, missing=missing, geometry=geometry)
+    dtype = jnp.promote_types(first.dtype, second.dtype)
+    # A kernel's gradient is summed over parts of the batch in float32.
+    result_dtype = dtype if aval.dtype == dtype and missing != "kernel" else jnp.float32
+    call = jax.ffi.ffi_call("jaxnn_convolution", jax.ShapeDtypeStruct(aval.shape, result_dtype))
+    low, high = zip(*g.padding, strict=True)
+    options = {"strides": g.strides, "low": low, "high": high, "dilation": g.kernel_dilation}
+    arrays = {name: np.array(values, np.int64) for name, values in options.items()}
+    numbers = {"missing": np.int64(_ROLES.index(missing)), "groups": np.int64(g.groups)}
+    return call(first.astype(dtype), second.astype(dtype), **numbers, **arrays).astype(aval.dtype)
+
+
+mlir.register_lowering(convolution, mlir.lower_fun(_evaluate_native, multiple_results=False), platform="cpu")

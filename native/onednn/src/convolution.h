@@ -1,0 +1,357 @@
+// oneDNN's convolution, its input gradient and its kernel gradient, of arrays with channels last.
+
+#ifndef JAXNN_CONVOLUTION_H_
+#define JAXNN_CONVOLUTION_H_
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <numeric>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#ifdef JAXNN_OPENMP
+#include <omp.h>
+#endif
+
+#include "oneapi/dnnl/dnnl.hpp"
+#include "pool.h"
+
+namespace jaxnn {
+
+using Dims = std::vector<int64_t>;
+using Type = dnnl::memory::data_type;
+enum Role : int64_t { kInput, kKernel, kOutput };
+
+inline int64_t product(const Dims& dims) {
+  return std::accumulate(dims.begin(), dims.end(), int64_t{1}, std::multiplies<>());
+}
+
+// One convolution, or a gradient of it: `missing` is computed from the other two.
+struct Geometry {
+  Role missing;
+  int64_t groups;
+  Type type, result_type;           // of operands and result; a kernel gradient is float32
+  std::array<Dims, 3> shapes;       // [batch, *spatial, features] and [*window, in_features / groups, out_features]
+  Dims strides, low, high, dilation;  // padding below and above; dilation 1 is none
+
+  Type type_of(Role role) const { return role == missing ? result_type : type; }
+  int64_t bytes_of(Role role) const {
+    return product(shapes[role]) * static_cast<int64_t>(dnnl::memory::data_type_size(type_of(role)));
+  }
+  Dims key() const {
+    Dims key{missing, groups, static_cast<int64_t>(type), static_cast<int64_t>(result_type)};
+    for (const Dims* dims : {&shapes[0], &shapes[1], &shapes[2], &strides, &low, &high, &dilation})
+      key.insert(key.end(), dims->begin(), dims->end());
+    return key;
+  }
+};
+
+// While one exists, oneDNN creates and runs primitives on the calling thread alone: a team of OpenMP would compete
+// with XLA's threads. In a build without OpenMP nothing is to do.
+class OneThread {
+#ifdef JAXNN_OPENMP
+ public:
+  OneThread() { omp_set_num_threads(1); }
+  ~OneThread() { omp_set_num_threads(before_); }
+
+ private:
+  const int before_ = omp_get_max_threads();
+#else
+ public:
+  OneThread() {}
+#endif
+};
+
+// Memory of a thread, kept from call to call unless it is large.
+class Buffer {
+ public:
+  char* reserve(size_t bytes) {
+    if (bytes > size_) {
+      data_.reset();
+      size_ = 0;
+      const size_t rounded = (bytes + kPage - 1) / kPage * kPage;
+      data_.reset(static_cast<char*>(std::aligned_alloc(kPage, rounded)));
+      if (!data_) throw std::bad_alloc();
+      size_ = rounded;
+    }
+    return data_.get();
+  }
+  void trim() {
+    if (size_ <= kKept) return;
+    data_.reset();
+    size_ = 0;
+  }
+
+ private:
+  static constexpr size_t kPage = 4096, kKept = size_t{64} << 20;
+  struct Free {
+    void operator()(char* data) const { std::free(data); }
+  };
+  std::unique_ptr<char, Free> data_;
+  size_t size_ = 0;
+};
+
+inline const dnnl::engine& cpu() {
+  static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  return engine;
+}
+
+// A primitive with the memory that it needs besides its arguments.
+struct Step {
+  dnnl::primitive primitive;
+  size_t scratch_bytes = 0;
+
+  void run(std::unordered_map<int, dnnl::memory> arguments) const {
+    thread_local Buffer scratch;
+    thread_local dnnl::stream stream(cpu());
+    const OneThread alone;
+    const Dims size{static_cast<int64_t>(scratch_bytes)};
+    const dnnl::memory::desc desc(size, Type::u8, Dims{1});
+    if (scratch_bytes) arguments.insert({DNNL_ARG_SCRATCHPAD, {desc, cpu(), scratch.reserve(scratch_bytes)}});
+    primitive.execute(stream, arguments);
+    stream.wait();
+    scratch.trim();
+  }
+};
+
+// The primitives of a geometry whose batch is cut into parts of one or two sizes. Many threads may use one at once.
+struct Plan {
+  struct Part {
+    Step step;
+    dnnl::memory::desc input, output;
+    int64_t rows;
+  };
+  std::vector<Part> sizes;
+  int64_t num_parts, num_larger;     // the first parts have the first size
+  dnnl::memory::desc kernel, plain;  // in the layout that oneDNN chose, and in that of the array
+  Step reorder;                      // from one to the other; not used if they are equal
+
+  const Part& part(int64_t index) const { return sizes[index < num_larger ? 0 : 1]; }
+  int64_t first_row(int64_t index) const {
+    const int64_t smaller = std::max<int64_t>(index - num_larger, 0);
+    return (index - smaller) * sizes[0].rows + (smaller ? smaller * sizes[1].rows : 0);
+  }
+};
+
+class Planner {
+ public:
+  explicit Planner(const Geometry& geometry) : g_(geometry), rank_(geometry.strides.size()) {
+    attributes_.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  }
+
+  std::shared_ptr<const Plan> plan(int64_t num_parts) const {
+    const OneThread alone;
+    const int64_t batch = g_.shapes[kInput][0];
+    auto plan = std::make_shared<Plan>();
+    plan->plain = kernel(false, g_.type_of(kKernel));
+    // All parts use one layout of the kernel: with fewer parts, if oneDNN chooses by the number of rows.
+    for (int64_t parts = num_parts;; --parts) {
+      dnnl::memory::desc other;
+      const int64_t remainder = batch % parts;
+      plan->sizes = {part((batch + parts - 1) / parts, plan->kernel)};
+      if (remainder) plan->sizes.push_back(part(batch / parts, other));
+      plan->num_parts = parts;
+      plan->num_larger = remainder ? remainder : parts;
+      if (!remainder || other == plan->kernel) break;
+    }
+    if (plan->kernel != plan->plain) {
+      const bool back = g_.missing == kKernel;
+      const auto& from = back ? plan->kernel : plan->plain;
+      const auto& to = back ? plan->plain : plan->kernel;
+      const dnnl::reorder::primitive_desc desc(cpu(), from, cpu(), to, attributes_);
+      plan->reorder = {dnnl::reorder(desc), desc.scratchpad_desc().get_size()};
+    }
+    return plan;
+  }
+
+ private:
+  Plan::Part part(int64_t rows, dnnl::memory::desc& kernel_chosen) const {
+    const auto type = [this](Role role) { return g_.type_of(role); };
+    const auto input = features_last(kInput, rows, type(kInput)), output = features_last(kOutput, rows, type(kOutput));
+    const auto any = kernel(true, type(kKernel));
+    Dims dilation = g_.dilation;
+    for (auto& factor : dilation) --factor;  // oneDNN's 0 is none
+    const auto direct = dnnl::algorithm::convolution_direct;
+    const auto made_forward = [&](const auto& input, const auto& kernel, const auto& output) {
+      return dnnl::convolution_forward::primitive_desc(cpu(), dnnl::prop_kind::forward_training, direct, input, kernel,
+                                                       output, g_.strides, dilation, g_.low, g_.high, attributes_);
+    };
+    const auto made = [&](auto primitive, const auto& desc) {
+      kernel_chosen = g_.missing == kKernel ? desc.query_md(dnnl::query::diff_weights_md)
+                                            : desc.query_md(dnnl::query::weights_md);
+      return Plan::Part{{primitive, desc.scratchpad_desc().get_size()}, input, output, rows};
+    };
+    if (g_.missing == kOutput) {
+      const auto desc = made_forward(input, any, output);
+      return made(dnnl::convolution_forward(desc), desc);
+    }
+    // A gradient is described by the convolution it is of, whose result has the dtype of the operands.
+    const auto forward = made_forward(features_last(kInput, rows, g_.type), kernel(true, g_.type),
+                                      features_last(kOutput, rows, g_.type));
+    if (g_.missing == kInput) {
+      const dnnl::convolution_backward_data::primitive_desc desc(
+          cpu(), direct, input, any, output, g_.strides, dilation, g_.low, g_.high, forward, attributes_);
+      return made(dnnl::convolution_backward_data(desc), desc);
+    }
+    const dnnl::convolution_backward_weights::primitive_desc desc(
+        cpu(), direct, input, any, output, g_.strides, dilation, g_.low, g_.high, forward, attributes_);
+    return made(dnnl::convolution_backward_weights(desc), desc);
+  }
+
+  // The rows of an array [batch, *spatial, features], for oneDNN in the order batch, features, spatial.
+  dnnl::memory::desc features_last(Role role, int64_t rows, Type type) const {
+    const Dims& shape = g_.shapes[role];
+    const int64_t features = shape.back();
+    Dims dims{rows, features}, strides{product(shape) / shape[0], 1};
+    for (size_t axis = 1; axis <= rank_; ++axis) {
+      dims.push_back(shape[axis]);
+      strides.push_back(product({shape.begin() + axis + 1, shape.end()}));
+    }
+    return {dims, type, strides};
+  }
+
+  // The kernel [*window, in_features / groups, groups * out], for oneDNN in the order groups, out, in, window.
+  dnnl::memory::desc kernel(bool any, Type type) const {
+    const Dims& shape = g_.shapes[kKernel];
+    const int64_t in = shape[rank_], out = shape[rank_ + 1];
+    Dims dims{out / g_.groups, in}, strides{1, out};
+    for (size_t axis = 0; axis < rank_; ++axis) {
+      dims.push_back(shape[axis]);
+      strides.push_back(product({shape.begin() + axis + 1, shape.end()}));
+    }
+    if (g_.groups > 1) {
+      dims.insert(dims.begin(), g_.groups);
+      strides.insert(strides.begin(), out / g_.groups);
+    }
+    if (any) return {dims, type, dnnl::memory::format_tag::any};
+    return {dims, type, strides};
+  }
+
+  const Geometry& g_;
+  const size_t rank_;
+  dnnl::primitive_attr attributes_;
+};
+
+// The plans used last. Plans in use outlive their removal.
+class PlanCache {
+ public:
+  static constexpr size_t kLimit = 256;
+
+  static PlanCache& instance() {
+    static PlanCache* const cache = new PlanCache;  // never destroyed: threads of XLA may outlive the main one
+    return *cache;
+  }
+
+  std::shared_ptr<const Plan> find(const Geometry& geometry, int64_t num_parts) {
+    Dims key = geometry.key();
+    key.push_back(num_parts);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = places_.find(key);
+      if (found != places_.end()) {
+        entries_.splice(entries_.begin(), entries_, found->second);
+        return found->second->second;
+      }
+    }
+    auto plan = Planner(geometry).plan(num_parts);  // takes milliseconds: without the lock
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto [place, is_new] = places_.try_emplace(key);
+    if (!is_new) return place->second->second;
+    entries_.emplace_front(std::move(key), plan);
+    place->second = entries_.begin();
+    if (entries_.size() > kLimit) {
+      places_.erase(entries_.back().first);
+      entries_.pop_back();
+    }
+    return plan;
+  }
+
+  size_t size() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return entries_.size();
+  }
+
+ private:
+  using Entry = std::pair<Dims, std::shared_ptr<const Plan>>;
+  std::mutex mutex_;
+  std::list<Entry> entries_;
+  std::map<Dims, std::list<Entry>::iterator> places_;
+};
+
+// The number of parts of each of `members` batches: together a multiple of the threads, but none too small to be worth
+// a thread, and not too many copies of a kernel's gradient.
+inline int64_t count_parts(const Geometry& g, int64_t members, int64_t threads) {
+  constexpr int64_t kWork = 1 << 19, kCopies = int64_t{256} << 20;  // multiplications, bytes
+  const int64_t outputs = product(g.shapes[kOutput]), in = g.shapes[kKernel][g.strides.size()];
+  const int64_t products = outputs * in * product({g.shapes[kKernel].begin(), g.shapes[kKernel].end() - 2});
+  const int64_t work = products + 8 * (outputs + product(g.shapes[kInput]));
+  int64_t parts = std::min({threads / std::gcd(threads, members), g.shapes[kInput][0], work / kWork});
+  if (g.missing == kKernel) parts = std::min(parts, kCopies / (members * g.bytes_of(kKernel)));
+  return std::max<int64_t>(parts, 1);
+}
+
+// Computes `members` convolutions of one geometry, whose arrays follow each other in memory, on the pool. The arrays
+// of the operands are not written to. Throws dnnl::error and std::bad_alloc.
+template <typename Pool>
+void convolve(Pool& pool, const Geometry& g, const std::array<char*, 3>& arrays, int64_t members) {
+  const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
+  const auto plan = PlanCache::instance().find(g, count_parts(g, members, threads));
+  const bool is_gradient = g.missing == kKernel, is_plain = plan->kernel == plan->plain;
+  const int64_t parts = plan->num_parts, copies = is_gradient ? parts : 1;
+  const size_t kernel_bytes = g.bytes_of(kKernel), chosen_bytes = plan->kernel.get_size();
+  thread_local Buffer buffer;  // kernels in the chosen layout, or the parts' gradients
+  char* const chosen = is_plain && copies == 1 ? nullptr : buffer.reserve(members * copies * chosen_bytes);
+  const auto plain_kernel = [&](int64_t member) { return arrays[kKernel] + member * kernel_bytes; };
+  const auto kernel = [&](int64_t member, int64_t copy) {
+    return is_plain && copy == 0 ? plain_kernel(member) : chosen + (member * copies + copy) * chosen_bytes;
+  };
+  const auto reorder = [&](int64_t member) {
+    const dnnl::memory plain(plan->plain, cpu(), plain_kernel(member)), other(plan->kernel, cpu(), kernel(member, 0));
+    plan->reorder.run({{DNNL_ARG_FROM, is_gradient ? other : plain}, {DNNL_ARG_TO, is_gradient ? plain : other}});
+  };
+
+  if (!is_gradient && !is_plain) parallel_for(pool, members, reorder);
+  parallel_for(pool, members * parts, [&](int64_t index) {
+    const int64_t member = index / parts, copy = index % parts;
+    const Plan::Part& part = plan->part(copy);
+    const auto rows = [&](Role role) {
+      const int64_t bytes = g.bytes_of(role);
+      return arrays[role] + member * bytes + plan->first_row(copy) * (bytes / g.shapes[role][0]);
+    };
+    const int input = g.missing == kInput ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC;
+    const int weights = is_gradient ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS;
+    const int output = g.missing == kOutput ? DNNL_ARG_DST : DNNL_ARG_DIFF_DST;
+    part.step.run({{input, {part.input, cpu(), rows(kInput)}},
+                   {weights, {plan->kernel, cpu(), kernel(member, is_gradient ? copy : 0)}},
+                   {output, {part.output, cpu(), rows(kOutput)}}});
+  });
+  if (is_gradient && parts > 1) {
+    // In the order of the parts, so that the sum is the same in every run.
+    constexpr int64_t kChunk = 1 << 14;
+    const int64_t size = chosen_bytes / sizeof(float), chunks = (size + kChunk - 1) / kChunk;
+    parallel_for(pool, members * chunks, [&](int64_t index) {
+      const int64_t member = index / chunks, first = index % chunks * kChunk, last = std::min(first + kChunk, size);
+      float* const total = reinterpret_cast<float*>(kernel(member, 0));
+      for (int64_t copy = 1; copy < parts; ++copy) {
+        const float* const more = reinterpret_cast<const float*>(kernel(member, copy));
+        for (int64_t i = first; i < last; ++i) total[i] += more[i];
+      }
+    });
+  }
+  if (is_gradient && !is_plain) parallel_for(pool, members, reorder);
+  buffer.trim();
+}
+
+}  // namespace jaxnn
+
+#endif  // JAXNN_CONVOLUTION_H_
