@@ -230,11 +230,11 @@ def _batch(operands: Any, dims: Any, *, missing: str, geometry: Geometry) -> tup
     if shared != "batch" and not (thin and geometry.groups == 1):
         return _one_by_one(apply, operands, dims)
     axis = _AXES[roles[k]][shared] % (operands[k].ndim - 1)
-    side_by_side = list(operands)
-    side_by_side[k] = lax.collapse(jnp.moveaxis(operands[k], dims[k], axis), axis, axis + 2)
+    side_by_side, apart = list(operands), jnp.moveaxis(operands[k], dims[k], axis)
+    side_by_side[k] = lax.collapse(apart, axis, axis + 2)
     result = apply(*side_by_side)
-    axis = _AXES[missing][shared] % result.ndim
-    return result.reshape(*result.shape[:axis], operands[k].shape[dims[k]], -1, *result.shape[axis + 1 :]), axis
+    at = _AXES[missing][shared] % result.ndim
+    return result.reshape(*result.shape[:at], *apart.shape[axis : axis + 2], *result.shape[at + 1 :]), at
 
 
 def _one_by_one(apply: Callable[..., jax.Array], operands: Any, dims: Any) -> tuple[jax.Array, int]:

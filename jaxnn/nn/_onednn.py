@@ -1,12 +1,11 @@
 """Convolutions by oneDNN, if the package `jaxnn-onednn` is installed: on CPUs twice as fast as XLA's.
 
-The forms are those of `_channels_last_conv`: the convolution and its gradients by input and kernel, each a call of XLA's
-foreign function interface. Source: `oneDNN <https://uxlfoundation.github.io/oneDNN>`_.
+The forms are those of `_channels_last_conv`: the convolution and its gradients by input and kernel, each a call of
+XLA's foreign function interface. Source: `oneDNN <https://uxlfoundation.github.io/oneDNN>`_.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +24,6 @@ _DTYPES = "float32", "bfloat16"
 _ROLES = "input", "kernel", "output"  # numbered as in the package
 
 
-@functools.cache
 def _package() -> Any:
     """The package, whose import registers its targets; if that fails, the reason."""
     try:

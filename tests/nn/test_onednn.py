@@ -1,0 +1,234 @@
+"""oneDNN's convolutions: equal to XLA's in every form, to the bit in every run, on any number of threads."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+
+from jaxnn.nn import Conv, conv_general_dilated, portable
+from jaxnn.types import ConfigError
+from tests import draws
+from tests.nn.test_convolution import CASES, DENSE, DEPTHWISE, FORMS, GROUPS, Case, assert_exact, graded, with_gradients
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("jaxnn_onednn") is None, reason="jaxnn-onednn is not installed: make onednn"
+)
+# Strides and input dilation at once are refused.
+SUPPORTED = {name: case for name, case in CASES.items() if not (case.lhs_dilation and max(case.strides) > 1)}
+TRANSPOSED = {
+    "transposed": Case((4, 5), (3, 4), (1, 1), ((2, 1), (1, 3)), lhs_dilation=(2, 3)),
+    "transposed groups, dilated": Case(
+        (4, 5), (2, 3), (1, 1), ((0, 2), (3, 0)), groups=2, lhs_dilation=(3, 2), rhs_dilation=(2, 1)
+    ),
+    "transposed, padded beyond the kernel": Case((3,), (2,), (1,), ((4, 3),), lhs_dilation=(3,)),
+    "transposed, cropped": Case((4, 5), (3, 3), (1, 1), ((-2, 0), (-1, -3)), lhs_dilation=(2, 2)),
+    "3-D, transposed": Case((2, 3, 2), (2, 2, 1), (1, 1, 1), ((1, 1),) * 3, (2, 3), lhs_dilation=(2, 2, 2)),
+}
+# Enough work to be cut into parts, of unequal sizes too; the last more than one thread's share of features.
+LARGE = {
+    "even": Case((16, 16), (3, 3), (1, 1), features=(16, 24), batch=8),
+    "uneven": Case((16, 16), (3, 3), (2, 2), features=(16, 24), batch=7),
+    "few": Case((32, 32), (3, 3), (1, 1), features=(16, 24), batch=1),
+    "depthwise": Case((32, 32), (3, 3), (1, 1), features=(32, 32), groups=32, batch=5),
+}
+
+
+def test_every_form_equals_the_definition_and_other_implementations() -> None:
+    cases = SUPPORTED | TRANSPOSED | LARGE
+    assert len(SUPPORTED) == len(CASES) - 2
+    ours, theirs = graded(cases, jnp.float32, "onednn"), graded(cases, jnp.float32, "channels_last")
+    for name, case in cases.items():
+        assert_exact(case, *case.arrays(), ours[name], 1e-5, name)
+        for left, right in zip(ours[name], theirs[name], strict=True):
+            np.testing.assert_allclose(left, right, rtol=0, atol=1e-5 * np.abs(right).max(), err_msg=name)
+
+
+def test_bfloat16_is_summed_in_float32() -> None:
+    import jaxnn_onednn
+
+    if not jaxnn_onednn.has_bfloat16():
+        pytest.skip("this CPU has no instructions for bfloat16")
+    cases = FORMS | LARGE
+    for wide in (None, jnp.float32):
+        for name, results in graded(cases, jnp.bfloat16, "onednn", preferred_element_type=wide).items():
+            assert [str(each.dtype) for each in results] == [wide and "float32" or "bfloat16", *["bfloat16"] * 2]
+            assert_exact(cases[name], *cases[name].arrays(jnp.bfloat16), results, 3e-2, name)
+
+
+def test_second_derivatives_and_forward_mode_equal_xla() -> None:
+    def derivatives(case: Case, implementation: str) -> Any:
+        def loss(arrays: Any) -> jax.Array:
+            return (case.function(implementation)(*arrays) ** 3).sum()
+
+        arrays, tangents = case.arrays(), case.arrays(seed=5)
+        return jax.jvp(jax.grad(loss), (arrays,), (tangents,)), jax.grad(lambda a: jax.jvp(loss, (a,), (tangents,))[1])(
+            arrays
+        )
+
+    cases = [DENSE, DEPTHWISE, GROUPS, *TRANSPOSED.values()]
+    both = jax.jit(lambda: [[derivatives(case, name) for case in cases] for name in ("onednn", "xla")])()
+    for ours, theirs in zip(*map(jax.tree.leaves, both), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("axes", [(1, None), (None, -1), (0, 2)], ids=["inputs", "kernels", "both"])
+def test_vmap_equals_separate_runs(axes: tuple[int | None, int | None]) -> None:
+    cases = FORMS | {"transposed": TRANSPOSED["transposed"], "even": LARGE["even"]}
+
+    def members(case: Case) -> list[Any]:
+        pairs = zip(case.arrays(), axes, strict=True)
+        scaled = [a if axis is None else jnp.stack([k * a for k in (1, -2, 3)], axis) for a, axis in pairs]
+        return scaled
+
+    def run(implementation: str, case: Case, arrays: Any) -> Any:
+        # Members of members, of which the outer share the first array.
+        function = jax.vmap(jax.vmap(with_gradients(case.function(implementation)), axes), (None, 0))
+        return function(arrays[0], jnp.stack([arrays[1], 2 * arrays[1]]))
+
+    both = jax.jit(
+        lambda: [{name: run(by, case, members(case)) for name, case in cases.items()} for by in ("onednn", "xla")]
+    )()
+    for ours, theirs in zip(*map(jax.tree.leaves, both), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * np.abs(theirs).max())
+
+
+def test_bits_are_equal_in_every_run_and_in_a_scan() -> None:
+    cases = LARGE | FORMS
+    runs = {name: with_gradients(case.function("onednn")) for name, case in cases.items()}
+    arrays = {name: case.arrays() for name, case in cases.items()}
+    once = jax.jit(lambda arrays: {name: run(*arrays[name]) for name, run in runs.items()})
+    scanned = jax.jit(lambda arrays: lax.scan(lambda carry, _: (carry, once(arrays)), 0, length=3)[1])
+    first, in_scan = once(arrays), scanned(arrays)
+    for _ in range(5):
+        jax.tree.map(np.testing.assert_array_equal, once(arrays), first)
+    for step in range(3):
+        jax.tree.map(lambda a, b, step=step: np.testing.assert_array_equal(a[step], b), in_scan, first)
+    # Outside of jit, operation by operation.
+    jax.tree.map(np.testing.assert_array_equal, runs["uneven"](*arrays["uneven"]), first["uneven"])
+
+
+def test_each_device_convolves_its_rows() -> None:
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    x, kernel = LARGE["even"].arrays()
+    function = LARGE["even"].function("onednn")
+
+    def loss(kernel: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sum(function(x, kernel) ** 2)
+
+    def shard(kernel: jax.Array, x: jax.Array) -> jax.Array:
+        return lax.psum(loss(kernel, x), "data")
+
+    specs = PartitionSpec(), PartitionSpec("data")
+    sharded = jax.shard_map(shard, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())
+    gradients = [jax.jit(jax.grad(function, (0, 1)))(kernel, x) for function in (loss, sharded)]
+    for ours, theirs in zip(*gradients, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
+
+
+def test_obstacles_have_a_reason_and_the_next_implementation_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, kernel = DENSE.arrays()
+
+    def chosen(function: Any, *arrays: Any) -> str:
+        text = jax.jit(function).lower(*arrays).as_text(debug_info=True)
+        return next(name for name in ("onednn", "channels_last", "xla") if f"jaxnn.convolution.{name}" in text)
+
+    assert chosen(DENSE.function(), x, kernel) == "onednn"
+    both_dilated = CASES["input dilated"]
+    for text, function, arrays in (
+        ("both strides and input dilation", both_dilated.function, both_dilated.arrays()),
+        ("float32 and bfloat16, not float16", DENSE.function, DENSE.arrays(jnp.float16)),
+        ("crops all", Case((2, 9), (2, 2), (1, 1), ((-2, 3), (0, 0))).function, DENSE.arrays()),
+    ):
+        if text == "crops all":
+            arrays = Case((2, 9), (2, 2), (1, 1)).arrays()
+        assert chosen(function(), *arrays) == "channels_last"
+        with pytest.raises(ConfigError, match=f"'onednn' here: .*{text}.*; leave implementation out"):
+            function("onednn")(*arrays)
+    (batch,) = jax.export.symbolic_shape("b")
+    symbolic = jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype)
+    exported = jax.export.export(jax.jit(DENSE.function()))(symbolic, kernel)
+    np.testing.assert_allclose(exported.call(x, kernel), DENSE.function()(x, kernel), rtol=0, atol=1e-5)
+    with portable():
+        assert chosen(DENSE.function(), x, kernel) == "xla"
+    monkeypatch.setitem(sys.modules, "jaxnn_onednn", None)
+    assert chosen(DENSE.function(), x, kernel) == "channels_last"
+    with pytest.raises(ConfigError, match="the package jaxnn-onednn is not installed: make onednn"):
+        DENSE.function("onednn")(x, kernel)
+
+
+def test_empty_batches_convolve() -> None:
+    layer = Conv(3, (3, 3))
+    params = draws.variables(layer, jnp.ones((1, 5, 4, 2)))
+    assert layer.apply(params, jnp.ones((0, 5, 4, 2))).shape == (0, 5, 4, 3)
+    stacked = jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape)), params)
+    assert jax.vmap(layer.apply, (0, None))(stacked, jnp.ones((2, 5, 4, 2))).shape == (0, 2, 5, 4, 3)
+
+
+def test_programs_for_other_platforms_have_xlas_convolution() -> None:
+    def run(x: jax.Array, kernel: jax.Array) -> Any:
+        return jax.vmap(with_gradients(GROUPS.function("onednn")))(x, kernel)
+
+    stacked = [jnp.stack([array] * 2) for array in GROUPS.arrays()]
+    text = jax.export.export(jax.jit(run), platforms=["cuda"])(*stacked).mlir_module()
+    assert "stablehlo.convolution" in text and "jaxnn_convolution" not in text
+
+
+ON_ONE_THREAD = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import jax, jax.numpy as jnp, jaxnn_onednn
+from tests.nn.test_onednn import LARGE, ConfigError, FORMS, graded, np
+threads = jax.jit(lambda: jax.ffi.ffi_call("jaxnn_threads", jax.ShapeDtypeStruct((), jnp.int32))())()
+assert threads == 1, threads
+ours, theirs = (graded(LARGE | FORMS, jnp.float32, name) for name in ("onednn", "channels_last"))
+jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max()), ours, theirs)
+assert not jaxnn_onednn.has_bfloat16()
+try:
+    graded(FORMS, jnp.bfloat16, "onednn")
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_one_thread_without_the_widest_instructions() -> None:
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "JAX_NUM_CPU_DEVICES": "1"}
+    done = subprocess.run([sys.executable, "-c", ON_ONE_THREAD], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "this CPU has no instructions for bfloat16" in done.stdout
+
+
+@pytest.mark.slow
+def test_many_threads_and_more_shapes_than_the_cache_holds() -> None:
+    import jaxnn_onednn
+
+    sizes = range(3, 73)
+    convolve = functools.partial(conv_general_dilated, window_strides=(1,), padding="SAME", implementation="onednn")
+
+    @functools.partial(jax.jit, static_argnames="size")
+    def run(x: jax.Array, kernel: jax.Array, size: int) -> Any:
+        numbers = ("NWC", "WIO", "NWC")
+        return with_gradients(functools.partial(convolve, dimension_numbers=numbers))(x[:, :size], kernel)
+
+    x, kernel = draws.normal(0, 6, 80, 16), draws.normal(1, 3, 16, 24)
+    alone = {size: jax.device_get(run(x, kernel, size)) for size in sizes}  # of each size three primitives
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for size, results in [(s, pool.submit(run, x, kernel, s)) for _ in range(4) for s in reversed(sizes)]:
+            jax.tree.map(np.testing.assert_array_equal, results.result(), alone[size])
+    # Of one shape, from all threads at once.
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for results in [pool.submit(run, x, kernel, 50) for _ in range(400)]:
+            jax.tree.map(np.testing.assert_array_equal, results.result(), alone[50])
+    assert 0 < jaxnn_onednn.num_plans() <= 256
