@@ -13,7 +13,7 @@ PEERS_PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13,$(
 PEERS_PACKAGES := torch==2.13.0 keras==3.15.1 numpy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo benchmark gpu-day onednn test test-all test-gpu-compile lint check docs clean
+.PHONY: help demo benchmark gpu-day onednn onednn-sanitize test test-all test-gpu-compile lint check docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s  %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +29,14 @@ gpu-day: $(INSTALLED)  ## check and measure everything on this machine's GPU, in
 
 onednn: $(INSTALLED)  ## build and install oneDNN's convolutions, faster on CPUs: needs a C++ compiler
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check ./native/onednn
+
+onednn-sanitize: $(INSTALLED)  ## stress its threads and memory under sanitizers: needs CMake
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check './native/onednn[dev]'
+	@for sanitizer in thread address; do \
+	  build=build/onednn-$$sanitizer; \
+	  cmake -S native/onednn -B $$build -DCMAKE_BUILD_TYPE= -DSANITIZE=$$sanitizer -DPython_EXECUTABLE='$(abspath $(BIN))/python' > /dev/null \
+	    && cmake --build $$build --target stress > /dev/null && $$build/stress || exit 1; \
+	done
 
 test: $(INSTALLED)  ## run the fast tests, in minutes
 	@$(BIN)/python -m pytest -n 2 tests

@@ -174,7 +174,9 @@ def _operand_roles(missing: str) -> list[str]:
 
 def evaluate(first: jax.Array, second: jax.Array, *, missing: str, geometry: Geometry) -> jax.Array:
     if _member_axes(first, geometry):
-        return lax.map(lambda pair: evaluate(*pair, missing=missing, geometry=geometry), (first, second))
+        one = functools.partial(evaluate, missing=missing, geometry=geometry)
+        result: jax.Array = lax.map(lambda pair: one(*pair), (first, second))
+        return result
     dtype = jnp.promote_types(first.dtype, second.dtype)
     compute, operands = _FUNCTIONS[missing], (first.astype(dtype), second.astype(dtype))
     if geometry.groups == 1:

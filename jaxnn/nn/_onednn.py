@@ -7,6 +7,9 @@ XLA's foreign function interface. Source: `oneDNN <https://uxlfoundation.github.
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +35,12 @@ def _package() -> Any:
         return f"the package jaxnn-onednn is not installed: {INSTALL}"
     except (ImportError, OSError, ValueError) as error:
         return f"the package jaxnn-onednn cannot be loaded: {error}"
+
+
+def onednn_missing() -> str | None:
+    """The command that installs oneDNN's convolutions, where they can be built and are not installed; else None."""
+    buildable = sys.platform == "linux" and os.uname().machine == "x86_64" and platform() == "cpu"
+    return INSTALL if buildable and importlib.util.find_spec("jaxnn_onednn") is None else None
 
 
 def onednn_obstacle(

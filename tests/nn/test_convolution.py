@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from jaxnn.nn import Conv, conv_general_dilated
 from jaxnn.types import ConfigError
 from tests import draws
 
+DEFAULT = "onednn" if importlib.util.find_spec("jaxnn_onednn") else "channels_last"
 LAYOUTS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
 
 
@@ -220,10 +222,10 @@ def test_thin_or_large_inputs_are_summed_over_chunks_and_depthwise_kernels_over_
     for (batch, width, *features), chunked in CHUNKED:
         case = Case((width, width), (3, 3), (1, 1), features=tuple(features), batch=batch)
         arrays = jax.eval_shape(case.arrays)
-        assert ("while" in lowered(with_gradients(case.function()), *arrays)) == chunked
+        assert ("while" in lowered(with_gradients(case.function("channels_last")), *arrays)) == chunked
     for taps in (128, 129):
         case = Case((5,), (taps,), (1,), features=(2, 2), groups=2)
-        assert ("stablehlo.convolution" in lowered(case.function(), *case.arrays())) == (taps > 128)
+        assert ("stablehlo.convolution" in lowered(case.function("channels_last"), *case.arrays())) == (taps > 128)
 
 
 def chosen(function: Callable[..., jax.Array], *arrays: jax.Array) -> set[str]:
@@ -240,7 +242,7 @@ OBSTACLES: dict[str, tuple[Any, ...]] = {
 
 def test_implementations_are_chosen_or_refused(pretend_gpu: Callable[..., None]) -> None:
     x, kernel = DENSE.arrays()
-    assert chosen(DENSE.function(), x, kernel) == {"channels_last"}
+    assert chosen(DENSE.function(), x, kernel) == {DEFAULT}
     for name, (options, *shapes, dtype) in OBSTACLES.items():
         arrays = [jnp.arange(np.prod(shape), dtype=dtype).reshape(shape) for shape in shapes]
         arguments = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": LAYOUTS[2], **options}
@@ -301,7 +303,7 @@ def test_a_layer_takes_an_implementation_or_a_function() -> None:
     given = Conv(2, (3, 3), conv_general_dilated=lax.conv_general_dilated)
     assert chosen(given.apply, params, x) == set()
     flaxs = linen.Conv(2, (3, 3), conv_general_dilated=conv_general_dilated)
-    assert chosen(flaxs.apply, params, x) == {"channels_last"}
+    assert chosen(flaxs.apply, params, x) == {DEFAULT}
     own = functools.partial(conv_general_dilated, implementation="xla")
     assert chosen(Conv(2, (3, 3), conv_general_dilated=own).apply, params, x) == {"xla"}
     with pytest.raises(ConfigError, match="implementation or a conv_general_dilated, not both"):

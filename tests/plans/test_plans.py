@@ -165,7 +165,10 @@ def test_operations_of_products_are_exact() -> None:
         loss = lambda params, images, layer=layer: layer.apply(params, images).sum()  # noqa: E731
         forward = 2 * 4 * 5 * 5 * 9 * 3 * 8
         assert sum(product_flops(loss, params, images).values()) == pytest.approx(forward)
-        assert sum(product_flops(jax.value_and_grad(loss), params, images).values()) == pytest.approx(2 * forward)
+        step = jax.value_and_grad(loss)
+        assert sum(product_flops(step, params, images).values()) == pytest.approx(2 * forward)
+        members = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((3, *leaf.shape), leaf.dtype), (params, images))
+        assert sum(product_flops(jax.vmap(step), *members).values()) == pytest.approx(3 * 2 * forward)
 
 
 def test_plan_of_the_machine_at_hand_counts_state_and_products() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import os
+import sys
 import time
 import types
 from collections.abc import Callable
@@ -54,10 +57,10 @@ def test_device_is_printed_first_and_a_slow_stage_announced(
 SLOW = {1: 0.0712, 2: 0.95}
 
 
-def hint(measured: dict[int, float], num_convolutions: int = 2, steps_per_call: int = 1) -> str:
+def hint(measured: dict[int, float], num_convolutions: int = 2, steps_per_call: int = 1, used: str = "xla") -> str:
     """The hint, if any, after these seconds per step were measured for each number of steps per call."""
     plan = types.SimpleNamespace(steps_per_call=steps_per_call)
-    programs = types.SimpleNamespace(plain_convolutions=num_convolutions)
+    programs = types.SimpleNamespace(plain_convolutions=num_convolutions, implementations={"convolution": [used]})
     trainer: Any = types.SimpleNamespace(plan=plan, seconds_per_step=measured, programs=programs)
     return convolution_hint(trainer) or ""
 
@@ -75,7 +78,17 @@ def test_convolution_hint_gives_the_measured_cost(monkeypatch: pytest.MonkeyPatc
     ):
         assert hint(measured) == ""
     monkeypatch.setattr(jax, "local_devices", lambda backend: [types.SimpleNamespace(platform="gpu")])
-    assert hint(SLOW) == ""
+    assert hint(SLOW) == "" == hint(SLOW, 0, used="channels_last")
+
+
+def test_slow_convolutions_are_a_hint_to_install_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(os, "uname", lambda: types.SimpleNamespace(machine="x86_64"))
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert "make onednn" in hint(SLOW, 0, used="channels_last")
+    assert hint({1: 0.002}, 0, used="channels_last") == hint(SLOW, 0, used="onednn") == ""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # installed, but unsuitable here
+    assert hint(SLOW, 0, used="channels_last") == ""
 
 
 def test_implementations_are_reported_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

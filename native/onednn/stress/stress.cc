@@ -1,0 +1,142 @@
+// Stress of the pool and the convolutions, for thread and address sanitizers: `make onednn-sanitize`.
+
+#include <atomic>
+#include <cstdio>
+#include <deque>
+#include <functional>
+#include <stdexcept>
+#include <thread>
+
+#include "convolution.h"
+
+namespace {
+
+// As XLA's: tasks wait in a queue; those left at the end are run before the threads are joined.
+class ThreadPool {
+ public:
+  explicit ThreadPool(int num_threads) {
+    for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { work(); });
+  }
+  ~ThreadPool() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      closed_ = true;
+    }
+    wake_.notify_all();
+    for (auto& thread : threads_) thread.join();
+  }
+  int64_t num_threads() const { return static_cast<int64_t>(threads_.size()); }
+  template <typename F>
+  void Schedule(F&& task) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      tasks_.emplace_back(std::forward<F>(task));
+    }
+    wake_.notify_one();
+  }
+
+ private:
+  void work() {
+    for (;;) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      wake_.wait(lock, [this] { return closed_ || !tasks_.empty(); });
+      if (tasks_.empty()) return;
+      const auto task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      task();
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> tasks_;
+  std::vector<std::thread> threads_;
+  bool closed_ = false;
+};
+
+void check(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "failed: %s\n", what);
+  std::exit(1);
+}
+
+// Loops of all sizes, within loops that keep every thread busy, from several callers.
+void stress_pool(int num_threads) {
+  ThreadPool pool(num_threads);
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&pool] {
+      for (int64_t round = 0; round < 200; ++round) {
+        const int64_t count = round % 9;
+        std::atomic<int64_t> sum{0};
+        std::vector<int64_t> plain(count);  // of one call each: no atomics
+        jaxnn::parallel_for(pool, count, [&](int64_t i) {
+          plain[i] = i;
+          jaxnn::parallel_for(pool, 3, [&](int64_t k) { sum += k; });
+        });
+        check(sum == 3 * count, "every nested call ran");
+        for (int64_t i = 0; i < count; ++i) check(plain[i] == i, "every call ran");
+      }
+      bool thrown = false;
+      try {
+        jaxnn::parallel_for(pool, 5, [](int64_t i) {
+          if (i == 3) throw std::runtime_error("3");
+        });
+      } catch (const std::runtime_error&) {
+        thrown = true;
+      }
+      check(thrown, "an exception reaches the caller");
+    });
+  }
+  for (auto& caller : callers) caller.join();
+}
+
+// All forms of several shapes from several callers on one pool: with the same bits as alone.
+void stress_convolutions() {
+  const int64_t kBatch = 7, kMembers = 2;
+  ThreadPool pool(4);
+  const auto run = [&](jaxnn::Role missing, int64_t size, ThreadPool& on) {
+    const jaxnn::Dims ones{1, 1};
+    const jaxnn::Geometry g{missing, 1, jaxnn::Type::f32, jaxnn::Type::f32,
+                            {jaxnn::Dims{kBatch, size, size, 16}, jaxnn::Dims{3, 3, 16, 24},
+                             jaxnn::Dims{kBatch, size, size, 24}}, ones, ones, ones, ones};
+    std::array<std::vector<float>, 3> arrays;
+    std::array<char*, 3> pointers;
+    for (const auto role : {jaxnn::kInput, jaxnn::kKernel, jaxnn::kOutput}) {
+      arrays[role].resize(kMembers * jaxnn::product(g.shapes[role]));
+      for (size_t i = 0; i < arrays[role].size(); ++i) arrays[role][i] = static_cast<float>(i % 17) - 8;
+      pointers[role] = reinterpret_cast<char*>(arrays[role].data());
+    }
+    jaxnn::convolve(on, g, pointers, kMembers);
+    return arrays[missing];
+  };
+  const auto roles = {jaxnn::kInput, jaxnn::kKernel, jaxnn::kOutput};
+  std::map<std::pair<int64_t, int64_t>, std::vector<float>> alone;
+  for (int64_t size = 12; size < 18; ++size)
+    for (const auto role : roles) alone[{role, size}] = run(role, size, pool);
+  std::vector<std::thread> callers;
+  for (int64_t caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&, caller] {
+      for (int64_t round = 0; round < 12; ++round) {
+        const int64_t size = 12 + (round + caller) % 6;
+        for (const auto role : roles) check(run(role, size, pool) == alone[{role, size}], "the bits of every run");
+      }
+    });
+  }
+  for (auto& caller : callers) caller.join();
+  for (int64_t size = 20; size < 300; ++size) {  // more than the cache holds; of small sizes without parts
+    const jaxnn::Geometry g{jaxnn::kOutput, 1, jaxnn::Type::f32, jaxnn::Type::f32,
+                            {jaxnn::Dims{1, size, 1}, jaxnn::Dims{1, 1, 1}, jaxnn::Dims{1, size, 1}},
+                            {1}, {0}, {0}, {1}};
+    jaxnn::PlanCache::instance().find(g, 1);
+  }
+  check(jaxnn::PlanCache::instance().size() == jaxnn::PlanCache::kLimit, "the cache is full and no fuller");
+}
+
+}  // namespace
+
+int main() {
+  for (const int num_threads : {0, 1, 2, 5}) stress_pool(num_threads);
+  stress_convolutions();
+  std::puts("passed");
+}
