@@ -6,6 +6,7 @@ import concurrent.futures
 import functools
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxnn.nn import Conv, conv_general_dilated, portable
+from jaxnn.nn import BatchSharding, Conv, conv_general_dilated, portable, use_batch_sharding
 from jaxnn.types import ConfigError
 from tests import draws
 from tests.nn.test_convolution import CASES, DENSE, DEPTHWISE, FORMS, GROUPS, Case, assert_exact, graded, with_gradients
@@ -127,14 +128,24 @@ def test_each_device_convolves_its_rows() -> None:
     def loss(kernel: jax.Array, x: jax.Array) -> jax.Array:
         return jnp.sum(function(x, kernel) ** 2)
 
+    def by_device(function: Any, in_axes: Any, out_axes: Any) -> Any:
+        specs = [tuple(PartitionSpec(*["data"] * (axis == 0)) for axis in axes) for axes in (in_axes, out_axes)]
+        return jax.shard_map(function, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
+
     def shard(kernel: jax.Array, x: jax.Array) -> jax.Array:
         return lax.psum(loss(kernel, x), "data")
 
     specs = PartitionSpec(), PartitionSpec("data")
     sharded = jax.shard_map(shard, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())
-    gradients = [jax.jit(jax.grad(function, (0, 1)))(kernel, x) for function in (loss, sharded)]
-    for ours, theirs in zip(*gradients, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
+    expected = jax.jit(jax.grad(loss, (0, 1)))(kernel, x)
+    gradients = [jax.jit(jax.grad(sharded, (0, 1)))(kernel, x)]
+    with use_batch_sharding(BatchSharding(len(x), lambda rows: rows, by_device)):  # in a program that XLA partitions
+        program = jax.jit(jax.grad(loss, (0, 1))).lower(kernel, x)
+    calls = re.findall(r"@jaxnn_convolution.*?: \(tensor<(\d+)x16x16x16", program.as_text())
+    assert len(calls) >= 2 and set(calls) == {"2"}
+    for found in (*gradients, program.compile()(kernel, x)):
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
 
 
 def test_obstacles_have_a_reason_and_the_next_implementation_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
