@@ -225,7 +225,7 @@ def test_one_thread_without_the_widest_instructions() -> None:
 def test_many_threads_and_more_shapes_than_the_cache_holds() -> None:
     import jaxnn_onednn
 
-    sizes = range(3, 73)
+    sizes = range(3, 93)
     convolve = functools.partial(conv_general_dilated, window_strides=(1,), padding="SAME", implementation="onednn")
 
     @functools.partial(jax.jit, static_argnames="size")
@@ -233,7 +233,7 @@ def test_many_threads_and_more_shapes_than_the_cache_holds() -> None:
         numbers = ("NWC", "WIO", "NWC")
         return with_gradients(functools.partial(convolve, dimension_numbers=numbers))(x[:, :size], kernel)
 
-    x, kernel = draws.normal(0, 6, 80, 16), draws.normal(1, 3, 16, 24)
+    x, kernel = draws.normal(0, 6, 92, 16), draws.normal(1, 3, 16, 24)
     alone = {size: jax.device_get(run(x, kernel, size)) for size in sizes}  # of each size three primitives
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for size, results in [(s, pool.submit(run, x, kernel, s)) for _ in range(4) for s in reversed(sizes)]:
