@@ -7,7 +7,6 @@ XLA's foreign function interface. Source: `oneDNN <https://uxlfoundation.github.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -38,9 +37,9 @@ def _package() -> Any:
 
 
 def onednn_missing() -> str | None:
-    """The command that installs oneDNN's convolutions, where they can be built and are not installed; else None."""
-    buildable = sys.platform == "linux" and os.uname().machine == "x86_64" and platform() == "cpu"
-    return INSTALL if buildable and importlib.util.find_spec("jaxnn_onednn") is None else None
+    """Why oneDNN's convolutions cannot be used on this machine, where they could be: what to install; else None."""
+    package = _package() if sys.platform == "linux" and os.uname().machine == "x86_64" else None
+    return package if isinstance(package, str) and platform() == "cpu" else None
 
 
 def onednn_obstacle(

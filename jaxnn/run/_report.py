@@ -75,8 +75,8 @@ def convolution_hint(trainer: Trainer) -> str | None:
     if count == 0:
         used = trainer.programs.implementations.get("convolution", [])
         slow = "channels_last" in used and min(measured.values(), default=0.0) > SLOW_STEP
-        install = onednn_missing() if slow else None
-        return install and f"oneDNN's convolutions are 1.3 to 2 times as fast on this CPU: {install}"
+        missing = onednn_missing() if slow else None
+        return missing and f"with oneDNN's convolutions, steps take 0.6 to 0.8 of the time, but {missing}"
     if measured:
         alone = measured[1]
         looped = min((seconds for steps, seconds in measured.items() if steps > 1), default=0.0)

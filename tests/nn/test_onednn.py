@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import ctypes
 import functools
+import importlib
 import importlib.util
 import os
 import re
@@ -156,14 +158,12 @@ def test_obstacles_have_a_reason_and_the_next_implementation_is_used(monkeypatch
         return next(name for name in ("onednn", "channels_last", "xla") if f"jaxnn.convolution.{name}" in text)
 
     assert chosen(DENSE.function(), x, kernel) == "onednn"
-    both_dilated = CASES["input dilated"]
+    both_dilated, cropped = CASES["input dilated"], Case((2, 9), (2, 2), (1, 1), ((-2, 3), (0, 0)))
     for text, function, arrays in (
         ("both strides and input dilation", both_dilated.function, both_dilated.arrays()),
         ("float32 and bfloat16, not float16", DENSE.function, DENSE.arrays(jnp.float16)),
-        ("crops all", Case((2, 9), (2, 2), (1, 1), ((-2, 3), (0, 0))).function, DENSE.arrays()),
+        ("crops all", cropped.function, cropped.arrays()),
     ):
-        if text == "crops all":
-            arrays = Case((2, 9), (2, 2), (1, 1)).arrays()
         assert chosen(function(), *arrays) == "channels_last"
         with pytest.raises(ConfigError, match=f"'onednn' here: .*{text}.*; leave implementation out"):
             function("onednn")(*arrays)
@@ -173,6 +173,10 @@ def test_obstacles_have_a_reason_and_the_next_implementation_is_used(monkeypatch
     np.testing.assert_allclose(exported.call(x, kernel), DENSE.function()(x, kernel), rtol=0, atol=1e-5)
     with portable():
         assert chosen(DENSE.function(), x, kernel) == "xla"
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib, "import_module", lambda name: ctypes.CDLL("libabsent.so"))
+        with pytest.raises(ConfigError, match="the package jaxnn-onednn cannot be loaded: libabsent.so: cannot open"):
+            DENSE.function("onednn")(x, kernel)
     monkeypatch.setitem(sys.modules, "jaxnn_onednn", None)
     assert chosen(DENSE.function(), x, kernel) == "channels_last"
     with pytest.raises(ConfigError, match="the package jaxnn-onednn is not installed: make onednn"):
