@@ -32,7 +32,7 @@ def _package() -> Any:
         return importlib.import_module("jaxnn_onednn")
     except ModuleNotFoundError:
         return f"the package jaxnn-onednn is not installed: {INSTALL}"
-    except (ImportError, OSError, ValueError) as error:
+    except (ImportError, OSError, AttributeError, RuntimeError, ValueError) as error:  # of another jax, for example
         return f"the package jaxnn-onednn cannot be loaded: {error}"
 
 
