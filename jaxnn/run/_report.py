@@ -76,7 +76,7 @@ def convolution_hint(trainer: Trainer) -> str | None:
         used = trainer.programs.implementations.get("convolution", [])
         slow = "channels_last" in used and min(measured.values(), default=0.0) > SLOW_STEP
         missing = onednn_missing() if slow else None
-        return missing and f"with oneDNN's convolutions, steps take 0.6 to 0.8 of the time, but {missing}"
+        return missing and f"with oneDNN's convolutions, steps take 0.6 to 0.85 of the time, but {missing}"
     if measured:
         alone = measured[1]
         looped = min((seconds for steps, seconds in measured.items() if steps > 1), default=0.0)
