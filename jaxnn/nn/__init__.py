@@ -23,13 +23,14 @@ from jaxnn.nn._layer_arguments import (
     platform,
     portable,
     positive_ints,
+    scope,
     unbox,
     use_batch_axis,
     use_batch_mask,
     use_batch_sharding,
 )
 from jaxnn.nn._normalization import BatchNorm, LayerNorm, RMSNorm
-from jaxnn.nn._onednn import onednn_missing
+from jaxnn.nn._onednn import native_obstacle, onednn_missing
 from jaxnn.nn._rnn import GRU, LSTM, Bidirectional, Recurrent
 from jaxnn.nn._spatial import Conv, avg_pool, conv_general_dilated, max_pool
 

@@ -26,6 +26,7 @@ _PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "recurrence": {"gpu": ("cudnn", "fused_inputs"), "other": ("fused_inputs", "cudnn")},
     "attention": {"cpu": ("math", "memory_efficient"), "gpu": _GPU_ATTENTION, "other": ("xla",)},
     "normalization": {"cpu": ("custom_vjp", "xla"), "other": ("xla", "custom_vjp")},
+    "trees": {"cpu": ("native", "histograms"), "other": ("histograms",)},
     "histogram": {"cpu": ("by_column", "all_columns"), "other": ("all_columns", "by_column")},
 }
 _DTYPES = ("float32", "bfloat16", "float16")

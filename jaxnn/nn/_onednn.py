@@ -36,10 +36,17 @@ def _package() -> Any:
         return f"the package jaxnn-onednn cannot be loaded: {error}"
 
 
+def native_obstacle() -> str | None:
+    """The reason why the package's kernels cannot be called here, or None."""
+    if platform() != "cpu":
+        return "the package jaxnn-onednn computes on CPUs"
+    return package if isinstance(package := _package(), str) else None
+
+
 def onednn_missing() -> str | None:
-    """Why oneDNN's convolutions cannot be used on this machine, where they could be: what to install; else None."""
-    package = _package() if sys.platform == "linux" and os.uname().machine == "x86_64" else None
-    return package if isinstance(package, str) and platform() == "cpu" else None
+    """Why the kernels cannot be used on this machine, where they could be: what to install; else None."""
+    can_be = platform() == "cpu" and sys.platform == "linux" and os.uname().machine == "x86_64"
+    return native_obstacle() if can_be else None
 
 
 def onednn_obstacle(
@@ -51,14 +58,12 @@ def onednn_obstacle(
     input_dilation: Sequence[int] | None,
 ) -> str | None:
     """The reason why oneDNN cannot compute this convolution, which has channels last and no empty array; or None."""
-    if platform() != "cpu":
-        return "oneDNN computes on CPUs"
-    if isinstance(package := _package(), str):
-        return package
+    if (obstacle := native_obstacle()) is not None:
+        return obstacle
     dtypes = {str(dtype) for dtype in (lhs.dtype, rhs.dtype, output.dtype)}
     if not dtypes <= {*_DTYPES}:
         return f"oneDNN's dtypes are float32 and bfloat16, not {', '.join(sorted(dtypes.difference(_DTYPES)))}"
-    if "bfloat16" in dtypes and not package.has_bfloat16():
+    if "bfloat16" in dtypes and not _package().has_bfloat16():
         return "this CPU has no instructions for bfloat16"
     if not 3 <= lhs.ndim <= 5:
         return f"oneDNN has 1 to 3 spatial axes, not {lhs.ndim - 2}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,8 +15,9 @@ from jaxnn.data import check_labels
 from jaxnn.observe import available_bytes, format_bytes
 from jaxnn.optim import check_range
 from jaxnn.trees._binning import MISSING, Bins
-from jaxnn.trees._growth import Growth, Tree, empty_tree, find_leaves, fixed_point, grow, num_histograms, num_nodes
+from jaxnn.trees._growth import Tree, empty_tree, find_leaves, fixed_point, grow, num_histograms, num_nodes
 from jaxnn.trees._objectives import Objective, derivatives, leaf_quantiles, weighted_mean
+from jaxnn.trees._splits import Growth
 from jaxnn.types import (
     Array,
     Batch,
@@ -217,9 +219,10 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
         else:
             trees, scores = jax.vmap(tree_of, in_axes=1, out_axes=(0, 1))(gradients, hessians, scores)
         known = state.model_state["trees"]
-        known = {name: known[name].at[state.step].set(new) for name, new in trees._asdict().items()}
+        update = functools.partial(jax.lax.dynamic_update_index_in_dim, index=state.step, axis=0)
+        known = {name: update(known[name], new) for name, new in trees._asdict().items()}
         metrics = {
-            "loss": weighted_mean(losses, counts),
+            "loss": jnp.average(losses, weights=counts),
             "splits": (trees.column >= 0).sum(axis=1).astype(jnp.float32).mean(),
         }
         return state._replace(model_state={"trees": known, "num_trees": state.step + 1, "scores": scores}), metrics

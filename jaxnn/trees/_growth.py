@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxnn.nn import batch_sharding, choose
+from jaxnn.nn import batch_sharding, choose, native_obstacle, scope
+from jaxnn.trees._splits import WORDS, Growth, Split, best_splits, is_sequential, leaf_value, real
 from jaxnn.types import cpu_count
 
-_WORDS = 8  # of 32 bits: one bit for each of 256 bins
 _BITS = 29  # of the sum of all gradients: an int32 holds four times as much, of which rounding may take a part
 
 
@@ -28,32 +28,6 @@ class Tree(NamedTuple):
     weight: Array  # ``[nodes]`` float32, the sum of Hessians of the rows in a node
 
 
-class Growth(NamedTuple):
-    """How a tree grows. The numbers may be tracers, the others are static."""
-
-    max_depth: int
-    num_leaves: int | None  # None: depth by depth
-    num_bins: int  # with that of missing values, the last
-    categorical: tuple[int, ...]  # columns
-    num_categories: int  # the most of a column
-    monotone: tuple[int, ...]  # -1, 0 or 1 for each column; empty: no constraints
-    learning_rate: Any
-    l1: Any
-    l2: Any
-    min_child_weight: Any
-    min_gain: Any
-
-
-class Split(NamedTuple):
-    """The best split of each node."""
-
-    gain: Array  # ``[nodes]`` float32
-    column: Array  # ``[nodes]`` int32
-    left_bins: Array  # ``[nodes, 8]`` uint32
-    left: Array  # ``[nodes, 2]`` int32, sums of gradients and Hessians of the rows that go left
-    middle: Array  # ``[nodes]`` float32, between the values of both children
-
-
 def fixed_point(gradient: Array, hessian: Array) -> tuple[Array, Array]:
     """Rounds gradients and Hessians ``[rows]`` to ``[rows, 2]`` int32, and returns the size ``[2]`` of one unit.
 
@@ -61,15 +35,12 @@ def fixed_point(gradient: Array, hessian: Array) -> tuple[Array, Array]:
     and with any algorithm for its histograms. A unit is a power of two, about 2^-29 of the sum of all absolute values.
     """
     total = jnp.maximum(jnp.stack([jnp.abs(gradient).sum(), jnp.abs(hessian).sum()]), 1e-25)
-    # No integer is NaN: the unit is, so that a loss that is no longer finite is seen.
-    unit = jnp.where(jnp.isfinite(total), jnp.ldexp(jnp.ones(2), jnp.frexp(total)[1] - _BITS), jnp.nan)
+    # A float's exponent is in the bits above 23. No integer is NaN: the unit is, so that it is seen if a loss is.
+    exponent = (jax.lax.bitcast_convert_type(total, jnp.int32) >> 23) + 1 - _BITS
+    power = jax.lax.bitcast_convert_type(exponent << 23, jnp.float32)
+    unit = jnp.where(jnp.isfinite(total), power, jnp.nan)
     rounded = [jnp.round(each / one).astype(jnp.int32) for each, one in zip((gradient, hessian), unit, strict=True)]
     return jnp.stack(rounded, axis=-1), unit
-
-
-def _real(sums: Array, unit: Array) -> Array:
-    """Sums ``[..., 2]`` of `fixed_point` as floats."""
-    return sums * jnp.reshape(unit, (1,) * (sums.ndim - 1) + (2,))
 
 
 def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins: int) -> Array:
@@ -99,7 +70,7 @@ def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins:
             return jnp.stack([((summed - hessian.astype(jnp.int64)) >> 32).astype(jnp.int32), hessian], axis=-1)
 
     def all_columns(bins: Array, slot: Array, pairs: Array) -> tuple[Array]:
-        if _is_sequential():
+        if is_sequential():
             found = jax.custom_batching.sequential_vmap(one_by_one)(bins, slot, pairs)
         else:
             found = jax.vmap(of_column, in_axes=(None, None, 0))(slot, pairs, bins)
@@ -111,106 +82,10 @@ def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins:
     return found.reshape(bins.shape[0], num_slots, num_bins, 2)
 
 
-def _is_sequential() -> bool:
-    return choose("histogram", None, {}) == "by_column"
-
-
-def leaf_value(sums: Array, bounds: Array, growth: Growth) -> Array:
-    """The value ``[...]`` that lowers the loss most, from sums ``[..., 2]``, within ``bounds [..., 2]``."""
-    gradient, hessian = sums[..., 0], sums[..., 1]
-    value = -_shrunk(gradient, growth) / jnp.maximum(hessian + growth.l2, 1e-30)
-    return jnp.clip(value, bounds[..., 0], bounds[..., 1]) if growth.monotone else value
-
-
-def _shrunk(gradient: Array, growth: Growth) -> Array:
-    return gradient - jnp.clip(gradient, -growth.l1, growth.l1)
-
-
-def _score(sums: Array, value: Array, growth: Growth) -> Array:
-    """By how much a leaf of this value lowers the loss, to second order."""
-    gradient, hessian = sums[..., 0], sums[..., 1]
-    if not growth.monotone:  # the best value
-        return -_shrunk(gradient, growth) * value / 2
-    raised: Array = gradient * value + (hessian + growth.l2) * value**2 / 2 + growth.l1 * jnp.abs(value)
-    return -raised
-
-
-def best_splits(histogram: Array, total: Array, unit: Array, bounds: Array, columns: Array, growth: Growth) -> Split:
-    """The best split of each node: ``histogram [nodes, columns, bins, 2]``, ``total [nodes, 2]``, in units.
-
-    ``columns [columns]`` bool are those that may split. A missing value goes where the loss becomes lower. Categories
-    are ordered by their mean gradient, as in LightGBM (Ke et al. 2017, after Fisher 1958).
-    """
-    num_nodes, num_columns, num_bins, _ = histogram.shape
-    num_values = num_bins - 1
-    values, missing = histogram[:, :, :-1], histogram[:, :, -1]
-    rank = jnp.broadcast_to(jnp.arange(num_values), (num_nodes, num_columns, num_values))
-    if growth.categorical:
-        which, most = np.array(growth.categorical), min(growth.num_categories, num_values)
-        part = values[:, which, :most]
-        mean = part[..., 0] * unit[0] / (part[..., 1] * unit[1] + 10.0)  # smoothed by ten rows, as LightGBM does
-        order = jnp.argsort(jnp.where(part[..., 1] > 0, mean, jnp.inf), axis=-1)  # those without rows last
-        values = values.at[:, which, :most].set(jnp.take_along_axis(part, order[..., None], axis=2))
-        rank = rank.at[:, which, :most].set(jnp.argsort(order, axis=-1))
-
-    def sides(left: Array, total: Array, bounds: Array) -> Any:
-        """Values and scores of both children."""
-        both = (_real(left, unit), _real(total - left, unit))
-        made = [leaf_value(each, bounds, growth) for each in both]
-        return made, [_score(each, value, growth) for each, value in zip(both, made, strict=True)]
-
-    def gain_of(left: Array, columns: Array, ways: Array) -> Array:
-        """Of ``left [nodes, k, 2]``, without what the node had before: ``[nodes, k]``."""
-        (left_value, right_value), scores = sides(left, total[:, None], bounds[:, None])
-        least = jnp.minimum(left[..., 1], total[:, None, 1] - left[..., 1])
-        allowed = (least > 0) & (least * unit[1] >= growth.min_child_weight) & columns
-        if growth.monotone:
-            allowed &= ways * (right_value - left_value) >= 0
-        return jnp.where(allowed, scores[0] + scores[1], -jnp.inf)
-
-    ways = jnp.array(growth.monotone or (0,) * num_columns)
-
-    def gain_here(left: Array) -> Array:
-        given = columns[None], ways[None]
-        return jnp.maximum(gain_of(left, *given), gain_of(left + missing, *given))
-
-    def next_bin(carry: Any, bin_: Array) -> Any:
-        left, best = carry
-        return (left + bin_, jnp.maximum(best, gain_here(left + bin_))), None
-
-    by_value = jnp.moveaxis(values, 2, 0)
-    if _is_sequential():  # nothing of the size of the histogram is stored
-        none = jnp.full((num_nodes, num_columns), -jnp.inf)
-        (_, best), _ = jax.lax.scan(next_bin, (jnp.zeros_like(missing), none), by_value)
-    else:
-        best = jax.vmap(gain_here)(jnp.cumsum(by_value, axis=0)).max(axis=0)
-    # Where the best column is split, and with or without its missing values on the left.
-    node, column = jnp.arange(num_nodes), best.argmax(axis=1)
-    sums, absent = jnp.cumsum(values[node, column], axis=1), missing[node, column]
-    left = jnp.stack([sums, sums + absent[:, None]], axis=2).reshape(num_nodes, -1, 2)
-    gains = gain_of(left, columns[column][:, None], ways[column][:, None])
-    at = gains.argmax(axis=1)
-    last, with_missing, left = at >> 1, at & 1 == 1, left[node, at]
-    (left_value, right_value), _ = sides(left, total, bounds)
-    before = _real(total, unit)
-    gain = gains[node, at] - _score(before, leaf_value(before, bounds, growth), growth)
-    # Without missing values in training, they go with most rows.
-    missing_left = jnp.where(absent[:, 1] == 0, 2 * left[:, 1] >= total[:, 1], with_missing)
-    left_side = jnp.pad(rank[node, column] <= last[:, None], ((0, 0), (0, 32 * _WORDS - num_bins)))
-    left_side = jnp.concatenate([left_side, missing_left[:, None]], axis=1)
-    return Split(gain, column.astype(jnp.int32), _packed(left_side), left, (left_value + right_value) / 2)
-
-
-def _packed(bits: Array) -> Array:
-    """Booleans ``[nodes, 256]`` as ``[nodes, 8]`` uint32."""
-    words = bits.reshape(-1, _WORDS, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)[None, None]
-    return words.sum(axis=2, dtype=jnp.uint32)
-
-
 def empty_tree(num_nodes: int) -> Tree:
     """A tree of leaves with value 0."""
     floats = jnp.zeros(num_nodes)
-    words = jnp.zeros((num_nodes, _WORDS), jnp.uint32)
+    words = jnp.zeros((num_nodes, WORDS), jnp.uint32)
     return Tree(
         jnp.full(num_nodes, -1, jnp.int32), words, jnp.arange(num_nodes, dtype=jnp.int32), floats, floats, floats
     )
@@ -256,10 +131,37 @@ def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth)
         columns: ``[columns]`` bool, those that may split.
         growth: the settings.
     """
+    sharded = "the rows are sharded" if batch_sharding(bins.shape[1]) is not None else None
+    constrained = "it has no monotone constraints" if growth.monotone else None
+    name = choose("trees", None, {"native": constrained or sharded or native_obstacle()})
+    with scope("trees", name):
+        return (_grow_natively if name == "native" else _grow)(bins, pairs, unit, columns, growth)
+
+
+def _grow_natively(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth) -> tuple[Tree, Array]:
+    """The same tree from ``native/onednn/src/trees.cc``: it reads the rows of the smaller children only."""
+    like = jax.eval_shape(lambda: empty_tree(num_nodes(growth)))
+    numbers = growth.learning_rate, growth.l1, growth.l2, growth.min_child_weight, growth.min_gain
+    call = jax.ffi.ffi_call(
+        "jaxnn_grow_trees", [*like, jax.ShapeDtypeStruct(bins.shape[1:], jnp.int32)], vmap_method="expand_dims"
+    )
+    *tree, leaf = call(
+        *(bins, pairs, unit, columns, jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])),
+        max_depth=growth.max_depth,
+        num_leaves=growth.num_leaves or 0,
+        num_bins=growth.num_bins,
+        num_categories=growth.num_categories,
+        categorical=np.array(growth.categorical, np.int64),
+    )
+    return Tree(*tree), leaf
+
+
+def _grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth) -> tuple[Tree, Array]:
+    """As `grow`, from `histograms`."""
     by_level, size = growth.num_leaves is None, num_nodes(growth)
     rounds = growth.max_depth if growth.num_leaves is None else growth.num_leaves - 1
     num_parents, num_slots = num_histograms(growth)
-    at_once = 1 if _is_sequential() else num_parents
+    at_once = 1 if is_sequential() else num_parents
 
     def next_round(index: Array, nodes: _Nodes) -> _Nodes:
         left, right = nodes.sums[nodes.children, 1], nodes.sums[nodes.children + 1, 1]
@@ -292,7 +194,7 @@ def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth)
         return _with_children(nodes, bins, index, growth)
 
     zeros, infinite = jnp.zeros(size, jnp.int32), jnp.full(size, jnp.inf)
-    words = jnp.zeros((size, _WORDS), jnp.uint32)
+    words = jnp.zeros((size, WORDS), jnp.uint32)
     nodes = _Nodes(
         sums=jnp.zeros((size, 2), jnp.int32),
         bounds=jnp.stack([-infinite, infinite], axis=1),
@@ -305,7 +207,7 @@ def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth)
         row=jnp.zeros(bins.shape[1], jnp.int32),
     )
     nodes = jax.lax.fori_loop(0, rounds, next_round, nodes)
-    split, is_split, sums = nodes.split, nodes.left != jnp.arange(size), _real(nodes.sums, unit)
+    split, is_split, sums = nodes.split, nodes.left != jnp.arange(size), real(nodes.sums, unit)
     tree = Tree(
         column=jnp.where(is_split, split.column, -1),
         left_bins=jnp.where(is_split[:, None], split.left_bins, jnp.uint32(0)),

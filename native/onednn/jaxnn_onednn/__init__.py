@@ -1,6 +1,7 @@
 """Native CPU kernels of jaxnn: importing this module registers them as targets of `jax.ffi.ffi_call`.
 
 - ``jaxnn_convolution(first, second)``: see ``src/convolution.cc``; `jaxnn.nn` calls it.
+- ``jaxnn_grow_trees(bins, pairs, units, columns, numbers)``: see ``src/trees.cc``; `jaxnn.trees` calls it.
 - ``jaxnn_threads()``: the number of threads in XLA's pool, int32.
 """
 
@@ -10,7 +11,7 @@ import pathlib
 
 import jax
 
-TARGETS = ("jaxnn_convolution", "jaxnn_threads")
+TARGETS = ("jaxnn_convolution", "jaxnn_grow_trees", "jaxnn_threads")
 
 
 def _load() -> ctypes.CDLL:

@@ -32,17 +32,19 @@ void parallel_for(Pool& pool, int64_t count, const Body& body) {
   const auto state = std::make_shared<State>();
   // The body lives as long as an index can be claimed: the caller stays for each.
   const auto work = [state, count, &body] {
-    for (int64_t i; (i = state->next.fetch_add(1, std::memory_order_relaxed)) < count;) {
-      std::exception_ptr error;
+    std::exception_ptr error;
+    int64_t mine = 0;
+    for (int64_t i; (i = state->next.fetch_add(1, std::memory_order_relaxed)) < count; ++mine) {
       try {
         body(i);
       } catch (...) {
         error = std::current_exception();
       }
-      const std::lock_guard<std::mutex> lock(state->mutex);
-      if (error && !state->error) state->error = std::move(error);
-      if (++state->num_finished == count) state->finished.notify_one();
     }
+    if (mine == 0) return;
+    const std::lock_guard<std::mutex> lock(state->mutex);
+    if (error && !state->error) state->error = std::move(error);
+    if ((state->num_finished += mine) == count) state->finished.notify_one();
   };
   const int64_t helpers = std::min(count - 1, std::max<int64_t>(pool.num_threads() - 1, 0));
   for (int64_t i = 0; i < helpers; ++i) pool.Schedule(std::decay_t<decltype(work)>(work));

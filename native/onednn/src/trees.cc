@@ -1,0 +1,530 @@
+// Grows the trees of a gradient boosting: the same trees as jaxnn/trees/_growth.py, bit for bit.
+//
+// Rows are kept in the order of nodes, so that a histogram reads the rows of its node alone. Sums are integers, in any
+// order the same; floats are computed by the operations of the other implementation, without contraction.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "pool.h"
+#include "targets.h"
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define VECTORIZED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define VECTORIZED
+#endif
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+constexpr int kBins = 256, kWords = kBins / 32, kMissing = kBins - 1, kLanes = 16, kBlock = 4;
+constexpr int64_t kChunk = 1 << 14;  // rows, or elements of a histogram, that are worth another thread
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+using ParallelFor = std::function<void(int64_t, const std::function<void(int64_t)>&)>;
+
+// A gradient and a Hessian in fixed point; both are added as one number of 64 bits.
+struct Sums {
+  int32_t gradient, hessian;
+
+  static Sums unpack(int64_t both) {
+    const auto hessian = static_cast<int32_t>(both);
+    return {static_cast<int32_t>((both - hessian) >> 32), hessian};
+  }
+};
+
+struct Settings {
+  int64_t max_depth, num_leaves, num_bins, num_categories;  // num_leaves is 0: by level
+  ffi::Span<const int64_t> categorical;
+  float gradient_unit, hessian_unit, learning_rate, l1, l2, min_child_weight, min_gain;
+};
+
+struct Split {
+  float gain = kNever;
+  int column = 0, last = 0;  // the last bin on the left, in the order of the column
+  bool with_missing = false;
+  Sums left{0, 0};
+};
+
+struct Node {
+  int64_t begin = 0, end = 0;  // of its rows
+  int buffer = 0;              // that holds them
+  int depth = 0, histogram = 0, left = -1;
+  Sums sums{0, 0};
+  Split split;
+};
+
+struct Member {
+  const uint8_t* bins;     // [columns, rows]
+  const int32_t* pairs;    // [rows, 2]
+  const bool* may_split;   // [columns]
+  int64_t columns, rows;
+  Settings settings;
+  int32_t* column;      // [nodes], and so on, as in Tree
+  uint32_t* left_bins;  // [nodes, 8]
+  int32_t* left;
+  float *value, *gain, *weight;
+  int32_t* leaf;  // [rows]
+};
+
+// Reused from tree to tree: pages that the system must provide anew take as long as the sums.
+struct Buffers {
+  std::vector<int32_t> rows[2];
+  std::vector<int64_t> pairs[2];
+  std::vector<uint8_t> is_left;
+  std::vector<std::vector<int64_t>> histograms;
+  std::vector<Split> splits;
+};
+
+inline float shrunk(float gradient, float l1) { return gradient - std::min(std::max(gradient, -l1), l1); }
+
+inline float score(float gradient, float hessian, const Settings& s) {
+  const float size = shrunk(gradient, s.l1);
+  return size * size / std::max(hessian + s.l2, 1e-30f) / 2;
+}
+
+struct Best {
+  float gain;
+  int at;
+};
+
+// The largest gain, and the first of the left sides [count] that have it; count is a multiple of kLanes.
+VECTORIZED Best largest_gain(const int64_t* lefts, int count, Sums total, const Settings& given) {
+  const Settings s = given;
+  float gains[kLanes];
+  int first[kLanes];
+  for (int j = 0; j < kLanes; ++j) gains[j] = kNever, first[j] = 0;
+  for (int i = 0; i < count; i += kLanes) {
+    for (int j = 0; j < kLanes; ++j) {
+      const Sums left = Sums::unpack(lefts[i + j]);
+      const int32_t least = std::min(left.hessian, total.hessian - left.hessian);
+      const float both = score(left.gradient * s.gradient_unit, left.hessian * s.hessian_unit, s) +
+                         score((total.gradient - left.gradient) * s.gradient_unit,
+                               (total.hessian - left.hessian) * s.hessian_unit, s);
+      const bool better = (least > 0) & (least * s.hessian_unit >= s.min_child_weight) & (both > gains[j]);
+      gains[j] = better ? both : gains[j];
+      first[j] = better ? i + j : first[j];
+    }
+  }
+  Best best{kNever, 0};
+  for (int j = 0; j < kLanes; ++j)
+    if (gains[j] > best.gain || (gains[j] == best.gain && first[j] < best.at)) best = {gains[j], first[j]};
+  return best;
+}
+
+// Bins in the order in which a split separates them: categories by their mean gradient.
+void ordered_bins(const int64_t* histogram, bool is_categorical, const Settings& s, int* order) {
+  const int num_values = s.num_bins - 1;
+  std::iota(order, order + num_values, 0);
+  if (!is_categorical) return;
+  const int most = std::min<int64_t>(s.num_categories, num_values);
+  float mean[kBins];
+  for (int bin = 0; bin < most; ++bin) {
+    const Sums sums = Sums::unpack(histogram[bin]);
+    const float smoothed = sums.hessian * s.hessian_unit + 10.0f;
+    mean[bin] = sums.hessian > 0 ? sums.gradient * s.gradient_unit / smoothed : -kNever;
+  }
+  std::stable_sort(order, order + most, [&](int a, int b) { return mean[a] < mean[b]; });
+}
+
+// The best split of a node by one column; its gain is without what the node had before.
+Split best_split(const int64_t* histogram, Sums total, bool is_categorical, const Settings& s) {
+  const int num_values = s.num_bins - 1;
+  int64_t ordered[kBins], lefts[kBins];
+  if (is_categorical) {
+    int order[kBins];
+    ordered_bins(histogram, true, s, order);
+    for (int i = 0; i < num_values; ++i) ordered[i] = histogram[order[i]];
+  }
+  const int64_t* values = is_categorical ? ordered : histogram;
+  int count = num_values;
+  while (count > 0 && values[count - 1] == 0) --count;  // splits after the last bin with rows are none
+  const int padded = (count + kLanes - 1) / kLanes * kLanes;
+  int64_t left = 0;
+  for (int i = 0; i < count; ++i) lefts[i] = left += values[i];
+  for (int i = count; i < padded; ++i) lefts[i] = total.hessian;  // no split
+  Best best = largest_gain(lefts, padded, total, s);
+  Split found;
+  if (const int64_t missing = histogram[num_values]) {
+    for (int i = 0; i < padded; ++i) lefts[i] += missing;
+    const Best with = largest_gain(lefts, padded, total, s);
+    found.with_missing = with.gain > best.gain || (with.gain == best.gain && with.at < best.at);
+    if (found.with_missing) best = with;
+    else for (int i = 0; i < padded; ++i) lefts[i] -= missing;
+  }
+  found.gain = best.gain;
+  found.last = best.at;
+  found.left = Sums::unpack(lefts[best.at]);
+  return found;
+}
+
+// A left child takes the place of its parent, of whose sums the other child has the rest.
+VECTORIZED void subtract(const int64_t* __restrict small, int64_t* __restrict left, int64_t* __restrict right, int count,
+                         bool small_is_left) {
+  for (int i = 0; i < count; ++i) {
+    const int64_t rest = left[i] - small[i];
+    left[i] = small_is_left ? small[i] : rest;
+    right[i] = small_is_left ? rest : small[i];
+  }
+}
+
+class Grower {
+ public:
+  Grower(const Member& member, Buffers& buffers, const ParallelFor& parallel_for)
+      : m_(member), s_(member.settings), buffers_(buffers), parallel_for_(parallel_for) {
+    is_categorical_.resize(m_.columns);
+    for (int64_t column : s_.categorical) is_categorical_[column] = true;
+    for (int i = 0; i < 2; ++i) {
+      buffers_.rows[i].resize(m_.rows);
+      buffers_.pairs[i].resize(m_.rows);
+    }
+    buffers_.is_left.resize(m_.rows);
+    nodes_.resize(s_.num_leaves ? 2 * s_.num_leaves - 1 : (int64_t{2} << s_.max_depth) - 1);
+  }
+
+  void grow() {
+    std::fill_n(m_.left_bins, nodes_.size() * kWords, 0);
+    int64_t total = 0;
+    std::iota(buffers_.rows[0].begin(), buffers_.rows[0].end(), 0);
+    for (int64_t row = 0; row < m_.rows; ++row) {
+      const int64_t both = (int64_t{m_.pairs[2 * row]} << 32) + m_.pairs[2 * row + 1];
+      total += buffers_.pairs[0][row] = both;
+    }
+    nodes_[0].end = m_.rows;
+    nodes_[0].sums = Sums::unpack(total);
+    std::vector<int> known{0}, lefts{0};  // leaves; left children without a histogram
+    const int64_t rounds = s_.num_leaves ? s_.num_leaves - 1 : s_.max_depth;
+    for (int64_t round = 0; round < rounds && !lefts.empty(); ++round) {
+      find_splits(lefts);
+      std::vector<int> chosen;
+      if (!s_.num_leaves) {
+        for (int node : known)
+          if (nodes_[node].split.gain > s_.min_gain) chosen.push_back(node);
+        known.clear();
+      } else {
+        auto best = std::max_element(known.begin(), known.end(), [&](int a, int b) {
+          return nodes_[a].split.gain < nodes_[b].split.gain || (nodes_[a].split.gain == nodes_[b].split.gain && a > b);
+        });
+        if (nodes_[*best].split.gain > s_.min_gain) {
+          chosen.push_back(*best);
+          known.erase(best);
+        }
+      }
+      lefts.clear();
+      for (int node : chosen) {
+        const int left = s_.num_leaves ? 2 * round + 1 : 2 * node + 1;
+        nodes_[node].left = left;
+        lefts.push_back(left);
+        known.push_back(left);
+        known.push_back(left + 1);
+      }
+      move_rows(chosen);
+    }
+    write();
+  }
+
+ private:
+  void spread(int64_t work, int64_t count, const std::function<void(int64_t)>& body) {
+    if (work > kChunk) return parallel_for_(count, body);
+    for (int64_t i = 0; i < count; ++i) body(i);
+  }
+
+  // Sums the histograms of these left children and their right ones, and finds the best split of each.
+  void find_splits(const std::vector<int>& lefts) {
+    const size_t size = m_.columns * s_.num_bins;
+    std::vector<int> nodes;
+    int64_t work = 0;
+    for (int left : lefts) {
+      nodes.push_back(left);
+      if (left > 0) nodes.push_back(left + 1);
+      if (left > 0) nodes_[left + 1].histogram = num_histograms_++;
+      const int64_t rows = left ? std::min(count(left), count(left + 1)) : count(left);
+      work += (rows + 2 * s_.num_bins) * m_.columns;
+    }
+    if (static_cast<int>(buffers_.histograms.size()) < num_histograms_) buffers_.histograms.resize(num_histograms_);
+    for (int i = 0; i < num_histograms_; ++i)
+      if (buffers_.histograms[i].size() < size) buffers_.histograms[i].resize(size);
+    buffers_.splits.resize(m_.columns * nodes_.size());
+    const int64_t blocks = (m_.columns + kBlock - 1) / kBlock;
+    spread(work, blocks * lefts.size(), [&](int64_t index) {
+      const int64_t first = index / lefts.size() * kBlock;
+      find_split(lefts[index % lefts.size()], first, std::min<int64_t>(kBlock, m_.columns - first));
+    });
+    for (int node : nodes) {
+      Split& best = nodes_[node].split;
+      for (int64_t column = 0; column < m_.columns; ++column) {
+        const Split& split = buffers_.splits[column * nodes_.size() + node];
+        if (m_.may_split[column] && split.gain > best.gain) (best = split).column = column;
+      }
+      const Sums sums = nodes_[node].sums;
+      if (nodes_[node].depth >= s_.max_depth) best.gain = kNever;
+      best.gain -= score(sums.gradient * s_.gradient_unit, sums.hessian * s_.hessian_unit, s_);
+    }
+  }
+
+  // For a left child without a histogram and the right one, by some columns.
+  void find_split(int left, int64_t first, int64_t columns) {
+    const bool is_root = left == 0, small_is_left = is_root || count(left) <= count(left + 1);
+    int64_t found[kBlock][kBins] = {};
+    sum(small_is_left ? left : left + 1, first, columns, found);
+    for (int64_t column = first; column < first + columns; ++column) {
+      int64_t *of_left = histogram(left, column), *of_right = is_root ? nullptr : histogram(left + 1, column);
+      const int64_t* small = found[column - first];
+      if (is_root) std::copy(small, small + s_.num_bins, of_left);
+      else subtract(small, of_left, of_right, s_.num_bins, small_is_left);
+      for (int node = left; node <= left + !is_root; ++node) {
+        Split& split = buffers_.splits[column * nodes_.size() + node];
+        split = Split();
+        if (m_.may_split[column] && nodes_[node].depth < s_.max_depth)
+          split = best_split(histogram(node, column), nodes_[node].sums, is_categorical_[column], s_);
+      }
+    }
+  }
+
+  // Several columns at once read each row's place and sums once.
+  void sum(int node, int64_t first, int64_t columns, int64_t (*histogram)[kBins]) const {
+    const uint8_t* bins[kBlock];
+    for (int64_t k = 0; k < kBlock; ++k) bins[k] = m_.bins + (first + std::min(k, columns - 1)) * m_.rows;
+    const int32_t* rows = buffers_.rows[nodes_[node].buffer].data();
+    const int64_t* pairs = buffers_.pairs[nodes_[node].buffer].data();
+    const int64_t end = nodes_[node].end;
+    if (columns == kBlock) {
+      for (int64_t i = nodes_[node].begin; i < end; ++i)
+        for (int k = 0; k < kBlock; ++k) histogram[k][bins[k][rows[i]]] += pairs[i];
+    } else {
+      for (int k = 0; k < columns; ++k)
+        for (int64_t i = nodes_[node].begin; i < end; ++i) histogram[k][bins[k][rows[i]]] += pairs[i];
+    }
+    for (int k = 0; k < columns; ++k)
+      for (int bin = s_.num_bins; bin < kBins; ++bin) histogram[k][s_.num_bins - 1] += histogram[k][bin];
+  }
+
+  // Moves the rows of nodes to their children, in the other buffer.
+  void move_rows(const std::vector<int>& chosen) {
+    struct Chunk {
+      int node;
+      int64_t begin, end, left, right;  // of its rows; where they go
+    };
+    std::vector<Chunk> chunks;
+    int64_t work = 0;
+    for (int node : chosen) {
+      write_left_bins(nodes_[node], m_.left_bins + node * kWords);
+      for (int64_t begin = nodes_[node].begin; begin < nodes_[node].end; begin += kChunk)
+        chunks.push_back({node, begin, std::min(begin + kChunk, nodes_[node].end), 0, 0});
+      work += count(node);
+    }
+    spread(work, chunks.size(), [&](int64_t index) {
+      Chunk& chunk = chunks[index];
+      const uint8_t* bins = m_.bins + nodes_[chunk.node].split.column * m_.rows;
+      const int32_t* rows = buffers_.rows[nodes_[chunk.node].buffer].data();
+      uint8_t goes_left[kBins];
+      for (int bin = 0; bin < kBins; ++bin)
+        goes_left[bin] = m_.left_bins[chunk.node * kWords + bin / 32] >> (bin % 32) & 1;
+      uint8_t* is_left = buffers_.is_left.data();
+      int64_t left = 0;
+      for (int64_t i = chunk.begin; i < chunk.end; ++i) left += is_left[i] = goes_left[bins[rows[i]]];
+      chunk.left = left;
+    });
+    for (size_t first = 0, last; first < chunks.size(); first = last) {
+      Node& node = nodes_[chunks[first].node];
+      int64_t middle = node.begin, left = node.begin;
+      for (last = first; last < chunks.size() && chunks[last].node == chunks[first].node; ++last)
+        middle += chunks[last].left;
+      int64_t right = middle;
+      for (size_t i = first; i < last; ++i) {
+        const int64_t moved = chunks[i].left;
+        chunks[i].left = left;
+        chunks[i].right = right;
+        left += moved;
+        right += chunks[i].end - chunks[i].begin - moved;
+      }
+      set_children(node, middle);
+    }
+    spread(work, chunks.size(), [&](int64_t index) {
+      const Chunk& chunk = chunks[index];
+      const int from = nodes_[chunk.node].buffer;
+      const int32_t* rows = buffers_.rows[from].data();
+      const int64_t* pairs = buffers_.pairs[from].data();
+      int32_t* rows_after = buffers_.rows[1 - from].data();
+      int64_t* pairs_after = buffers_.pairs[1 - from].data();
+      int64_t left = chunk.left, right = chunk.right;
+      for (int64_t i = chunk.begin; i < chunk.end; ++i) {
+        const int64_t is_left = buffers_.is_left[i];
+        const int64_t to = right ^ ((left ^ right) & -is_left);  // a branch would often be mispredicted
+        rows_after[to] = rows[i];
+        pairs_after[to] = pairs[i];
+        left += is_left;
+        right += 1 - is_left;
+      }
+    });
+  }
+
+  void set_children(const Node& node, int64_t middle) {
+    Node &left = nodes_[node.left], &right = nodes_[node.left + 1];
+    left = right = Node();
+    left.begin = node.begin;
+    left.end = right.begin = middle;
+    right.end = node.end;
+    left.buffer = right.buffer = 1 - node.buffer;
+    left.depth = right.depth = node.depth + 1;
+    left.histogram = node.histogram;
+    left.sums = node.split.left;
+    right.sums = {node.sums.gradient - left.sums.gradient, node.sums.hessian - left.sums.hessian};
+  }
+
+  void write_left_bins(const Node& node, uint32_t* words) {
+    int order[kBins];
+    const Split& split = node.split;
+    ordered_bins(histogram_of(node, split.column), is_categorical_[split.column], s_, order);
+    for (int i = 0; i <= split.last; ++i) words[order[i] / 32] |= uint32_t{1} << (order[i] % 32);
+    // Without missing values in training, they go with most rows.
+    const int32_t missing = Sums::unpack(histogram_of(node, split.column)[s_.num_bins - 1]).hessian;
+    const bool goes_left = missing ? split.with_missing : 2 * split.left.hessian >= node.sums.hessian;
+    if (goes_left) words[kMissing / 32] |= uint32_t{1} << (kMissing % 32);
+  }
+
+  void write() {
+    for (size_t id = 0; id < nodes_.size(); ++id) {
+      const Node& node = nodes_[id];
+      const bool is_split = node.left >= 0;
+      const float hessian = node.sums.hessian * s_.hessian_unit;
+      m_.column[id] = is_split ? node.split.column : -1;
+      m_.left[id] = is_split ? node.left : id;
+      m_.value[id] = s_.learning_rate *
+                     (-shrunk(node.sums.gradient * s_.gradient_unit, s_.l1) / std::max(hessian + s_.l2, 1e-30f));
+      m_.gain[id] = is_split ? node.split.gain : 0.0f;
+      m_.weight[id] = hessian;
+    }
+    spread(m_.rows, nodes_.size(), [&](int64_t id) {
+      if (nodes_[id].left >= 0) return;
+      const int32_t* rows = buffers_.rows[nodes_[id].buffer].data();
+      for (int64_t i = nodes_[id].begin; i < nodes_[id].end; ++i) m_.leaf[rows[i]] = id;
+    });
+  }
+
+  int64_t count(int node) const { return nodes_[node].end - nodes_[node].begin; }
+  int64_t* histogram_of(const Node& node, int64_t column) {
+    return buffers_.histograms[node.histogram].data() + column * s_.num_bins;
+  }
+  int64_t* histogram(int node, int64_t column) { return histogram_of(nodes_[node], column); }
+
+  const Member& m_;
+  const Settings& s_;
+  Buffers& buffers_;
+  const ParallelFor& parallel_for_;
+  std::vector<Node> nodes_;
+  std::vector<uint8_t> is_categorical_;
+  int num_histograms_ = 1;
+};
+
+// An operand with members in its leading axes, each of size 1 or that of the result (jax.ffi's "expand_dims").
+template <typename T>
+class Operand {
+ public:
+  Operand(const T* data, ffi::Span<const int64_t> shape, size_t rank) : data_(data) {
+    for (size_t i = shape.size() - rank; i < shape.size(); ++i) size_ *= shape[i];
+    leading_.assign(shape.begin(), shape.end() - rank);
+  }
+
+  const T* of(int64_t member, const std::vector<int64_t>& members) const {
+    int64_t offset = 0, stride = size_;
+    for (size_t i = leading_.size(); i-- > 0; member /= members[i]) {
+      if (leading_[i] > 1) offset += member % members[i] * stride;
+      stride *= leading_[i];
+    }
+    return data_ + offset;
+  }
+
+ private:
+  const T* data_;
+  int64_t size_ = 1;
+  std::vector<int64_t> leading_;
+};
+
+template <typename T>
+auto operand(T buffer, size_t rank) {
+  return Operand(buffer.typed_data(), buffer.dimensions(), rank);
+}
+
+ffi::Error grow_trees(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> bins, ffi::Buffer<ffi::S32> pairs,
+                      ffi::Buffer<ffi::F32> units, ffi::Buffer<ffi::PRED> may_split, ffi::Buffer<ffi::F32> numbers,
+                      ffi::ResultBuffer<ffi::S32> column, ffi::ResultBuffer<ffi::U32> left_bins,
+                      ffi::ResultBuffer<ffi::S32> left, ffi::ResultBuffer<ffi::F32> value,
+                      ffi::ResultBuffer<ffi::F32> gain, ffi::ResultBuffer<ffi::F32> weight,
+                      ffi::ResultBuffer<ffi::S32> leaf, int64_t max_depth, int64_t num_leaves, int64_t num_bins,
+                      int64_t num_categories, ffi::Span<const int64_t> categorical) {
+  const auto shape = leaf->dimensions();
+  const std::vector<int64_t> members(shape.begin(), shape.end() - 1);
+  const int64_t rows = shape.back(), nodes = column->dimensions().back();
+  int64_t count = 1;
+  for (int64_t size : members) count *= size;
+  const int64_t columns = bins.dimensions()[bins.dimensions().size() - 2];
+  for (int64_t column : categorical)
+    if (column < 0 || column >= columns)
+      return ffi::Error::InvalidArgument("jaxnn_grow_trees: a categorical column is not in the table");
+  if (num_bins < 2 || num_bins > kBins) return ffi::Error::InvalidArgument("jaxnn_grow_trees: 2 to 256 bins");
+  const auto all_bins = operand(bins, 2);
+  const auto all_may_split = operand(may_split, 1);
+  const auto all_pairs = operand(pairs, 2);
+  const auto all_units = operand(units, 1), all_numbers = operand(numbers, 1);
+  auto grow = [&](int64_t index, const ParallelFor& parallel) {
+    thread_local Buffers buffers;
+    const float *unit = all_units.of(index, members), *number = all_numbers.of(index, members);
+    const Member member{
+        all_bins.of(index, members), all_pairs.of(index, members), all_may_split.of(index, members),
+        columns, rows,
+        Settings{max_depth, num_leaves, num_bins, num_categories, categorical, unit[0], unit[1], number[0], number[1],
+                 number[2], number[3], number[4]},
+        column->typed_data() + index * nodes, left_bins->typed_data() + index * nodes * kWords,
+        left->typed_data() + index * nodes, value->typed_data() + index * nodes, gain->typed_data() + index * nodes,
+        weight->typed_data() + index * nodes, leaf->typed_data() + index * rows};
+    Grower(member, buffers, parallel).grow();
+  };
+  const ParallelFor in_turn = [](int64_t tasks, const std::function<void(int64_t)>& body) {
+    for (int64_t i = 0; i < tasks; ++i) body(i);
+  };
+  const ParallelFor on_threads = [&](int64_t tasks, const std::function<void(int64_t)>& body) {
+    jaxnn::parallel_for(pool, tasks, body);
+  };
+  try {
+    if (count > 1 && count >= pool.num_threads())
+      on_threads(count, [&](int64_t index) { grow(index, in_turn); });
+    else
+      for (int64_t index = 0; index < count; ++index) grow(index, on_threads);
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("a tree cannot be grown: ") + error.what());
+  }
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+JAXNN_TARGET(jaxnn_grow_trees, grow_trees,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::U8>>()     // bins [columns, rows]
+                                  .Arg<ffi::Buffer<ffi::S32>>()    // pairs [rows, 2]
+                                  .Arg<ffi::Buffer<ffi::F32>>()    // units [2]
+                                  .Arg<ffi::Buffer<ffi::PRED>>()   // columns that may split [columns]
+                                  .Arg<ffi::Buffer<ffi::F32>>()    // learning rate, l1, l2, least weight and gain
+                                  .Ret<ffi::Buffer<ffi::S32>>()    // column [nodes]
+                                  .Ret<ffi::Buffer<ffi::U32>>()    // left_bins [nodes, 8]
+                                  .Ret<ffi::Buffer<ffi::S32>>()    // left [nodes]
+                                  .Ret<ffi::Buffer<ffi::F32>>()    // value [nodes]
+                                  .Ret<ffi::Buffer<ffi::F32>>()    // gain [nodes]
+                                  .Ret<ffi::Buffer<ffi::F32>>()    // weight [nodes]
+                                  .Ret<ffi::Buffer<ffi::S32>>()    // leaf [rows]
+                                  .Attr<int64_t>("max_depth")
+                                  .Attr<int64_t>("num_leaves")
+                                  .Attr<int64_t>("num_bins")
+                                  .Attr<int64_t>("num_categories")
+                                  .Attr<ffi::Span<const int64_t>>("categorical"));
