@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn.data import ArraySource, Columns, arrays
-from jaxnn.types import Array, Batch, ConfigError, DataError, Examples, Splits, check_int
+from jaxnn.types import Array, Batch, ConfigError, DataError, Examples, Splits, check_int, cpu_count
 
 MISSING = 255  # the bin of NaN, and of categories that were not seen
 
@@ -43,14 +44,16 @@ class Bins:
         values = _numbers(inputs)
         if values.shape[1] != len(self.edges):
             raise DataError(f"the inputs have {values.shape[1]} columns, and the bins are of {len(self.edges)}.")
-        found = np.empty(values.shape, np.uint8, order="F")
-        for column, (edges, one) in enumerate(zip(self.edges, values.T, strict=True)):
+
+        def apply(column: int, one: np.ndarray) -> np.ndarray:
+            edges = self.edges[column]
             at, missing = np.searchsorted(edges, one), np.isnan(one)
             if column in self.categorical:
                 at = np.minimum(at, len(edges) - 1)
                 missing = edges[at] != one
-            found[:, column] = np.where(missing, MISSING, at)
-        return found
+            return np.where(missing, MISSING, at).astype(np.uint8)
+
+        return np.stack(_by_column(apply, values), axis=1)
 
 
 def learn_bins(
@@ -83,26 +86,36 @@ def learn_bins(
             raise ConfigError(f"learn_bins: there is no categorical column {column}: the table has {values.shape[1]}.")
     if len(values) > sample:
         values = values[np.sort(np.random.default_rng(seed).choice(len(values), sample, replace=False))]
-    edges = []
-    for column, one in enumerate(values.T):
+
+    def learn(column: int, one: np.ndarray) -> np.ndarray:
         distinct, counts = np.unique(one[~np.isnan(one)], return_counts=True)
         if not len(distinct):
             raise DataError(f"column {column} has no value in any row: leave it out.")
         if column in categorical:
             if not np.array_equal(distinct, np.round(distinct)):
                 raise DataError(f"column {column} is categorical, and has values that are not integers.")
-            edges.append(np.sort(distinct[np.argsort(-counts, kind="stable")[:max_bins]]))
-            continue
+            return np.sort(distinct[np.argsort(-counts, kind="stable")[:max_bins]])
         ends = np.arange(len(distinct) - 1)
         if len(distinct) > max_bins:
             # A value of more rows than a bin should have gets a bin, and the others share what is left.
             weights = counts.astype(float)
             for _ in range(30):
-                weights = np.minimum(weights, weights.sum() / max_bins)
+                if weights.max() <= (most := weights.sum() / max_bins):
+                    break
+                weights = np.minimum(weights, most)
             middle = np.cumsum(weights) - weights / 2
             ends = np.flatnonzero(np.diff((middle / weights.sum() * max_bins).astype(int)))
-        edges.append(distinct[ends] + (distinct[ends + 1] - distinct[ends]) / 2)
-    return Bins(tuple(edges), tuple(categorical))
+        return np.asarray(distinct[ends] + (distinct[ends + 1] - distinct[ends]) / 2)
+
+    return Bins(tuple(_by_column(learn, values)), tuple(categorical))
+
+
+def _by_column(function: Callable[[int, np.ndarray], np.ndarray], values: np.ndarray) -> list[np.ndarray]:
+    """``function(column, values [rows])`` for each column of ``values [rows, columns]``, on all cores."""
+    with ThreadPoolExecutor(cpu_count()) as threads:  # NumPy sorts and searches without Python's lock
+        return list(
+            threads.map(lambda one: function(one, np.ascontiguousarray(values[:, one])), range(values.shape[1]))
+        )
 
 
 def _numbers(inputs: Any) -> np.ndarray:

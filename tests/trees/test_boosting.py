@@ -117,7 +117,7 @@ def test_padded_rows_change_nothing() -> None:
     data = (trees.binned(table(93), table(32, 1), categorical=(3,), multiple_of=multiple) for multiple in (1, 8))
     runs = [tiny.fit(experiment(data=one), **HOW, **how) for one, how in zip(data, ({}, FOUR), strict=True)]
     assert runs[1].config.batch_size == 96 and same_trees(*runs)
-    assert runs[0].final["train_loss"] == runs[1].final["train_loss"]
+    np.testing.assert_allclose(*(run.final["train_loss"] for run in runs), rtol=1e-6)
 
 
 @pytest.mark.slow
