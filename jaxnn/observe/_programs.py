@@ -2,12 +2,13 @@
 
 import collections
 import dataclasses
+import hashlib
 import itertools
 import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,8 +32,8 @@ class Compilation:
     cause: str  # why it had to be compiled, such as ``"first step"``
     trace_seconds: float  # Python to jaxpr
     lower_seconds: float  # jaxpr to StableHLO
-    compile_seconds: float = 0.0  # StableHLO to an executable, or its retrieval from the cache
-    cache_hit: bool = False  # whether the executable came from the persistent compilation cache
+    compile_seconds: float = 0.0  # StableHLO to an executable, or its retrieval from a cache
+    cache_hit: bool = False  # whether this process had compiled it before, or the persistent cache had it
     saved_seconds: float = 0.0  # after a hit, whole seconds of the compilation that filled the cache, less retrieval's
     temporary_bytes: int = 0  # memory that each call allocates and frees, besides its arguments and results
 
@@ -49,15 +50,30 @@ def compile_totals(ledger: Sequence[Compilation]) -> dict[str, float]:
     return {"num_compilations": len(ledger), "num_cache_hits": sum(one.cache_hit for one in ledger), **sums}
 
 
+# The executables compiled last in this process, by what they were compiled from.
+_EXECUTABLES: dict[Hashable, jax.stages.Compiled] = {}
+_MOST_EXECUTABLES = 64
+
+
 class Lowered(NamedTuple):
     """A program that is traced and lowered, ready to be compiled in any thread, and its entry so far."""
 
     program: jax.stages.Lowered
     entry: Compilation
+    key: Hashable = None  # equal for programs that may share an executable; None: not shared
 
     def compile(self) -> tuple[jax.stages.Compiled, Compilation]:
-        """The executable, which refuses arguments of another shape, dtype or sharding, and its complete entry."""
+        """The executable, which refuses arguments of another shape, dtype or sharding, and its complete entry.
+
+        A program that this process compiled before, and that is among the last 64, is not compiled again.
+        """
         started = time.perf_counter()
+        if self.key is not None and (known := _EXECUTABLES.pop(self.key, None)) is not None:
+            _EXECUTABLES[self.key] = known  # the last
+            seconds = time.perf_counter() - started
+            return known, dataclasses.replace(
+                self.entry, compile_seconds=seconds, cache_hit=True, temporary_bytes=temporary_bytes(known)
+            )
         thread = threading.get_ident()
         saved: list[float] = []  # seconds that hits of the persistent cache on this thread save, as JAX reports them
 
@@ -70,6 +86,10 @@ class Lowered(NamedTuple):
             compiled = self.program.compile()
         finally:
             jax.monitoring.unregister_event_duration_listener(on_duration)
+        if self.key is not None:
+            _EXECUTABLES[self.key] = compiled
+            if len(_EXECUTABLES) > _MOST_EXECUTABLES:
+                _EXECUTABLES.pop(next(iter(_EXECUTABLES)), None)
         return compiled, dataclasses.replace(
             self.entry,
             compile_seconds=time.perf_counter() - started,
@@ -89,7 +109,27 @@ def lower_ahead(function: Callable[..., Any], name: str, cause: str, *args: Any,
     traced = jax.jit(function, **jit_options).trace(*args)
     traced_at = time.perf_counter()
     lowered = traced.lower()
-    return Lowered(lowered, Compilation(name, cause, traced_at - started, time.perf_counter() - traced_at))
+    key = _executable_key(lowered, args, jit_options)
+    return Lowered(lowered, Compilation(name, cause, traced_at - started, time.perf_counter() - traced_at), key)
+
+
+def _executable_key(lowered: jax.stages.Lowered, args: Any, jit_options: Any) -> Hashable:
+    """All that an executable is compiled from: the program, the structures around it, and its devices."""
+    text = lowered.as_text()
+    if "callback" in text:  # of a Python function, which the text does not identify
+        return None
+    # Also of arguments that the program does not use, which the text lacks.
+    given = tuple(repr(info) for info in jax.tree.leaves(lowered.args_info))
+    places = tuple(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
+    options, structure = jax.tree.flatten(jit_options)
+    digest = hashlib.sha256(text.encode()).digest()
+    device = jax.config.jax_default_device
+    key = digest, lowered.in_tree, lowered.out_tree, given, places, tuple(options), structure, device
+    try:
+        hash(key)
+    except TypeError:  # a structure with values that have no hash
+        return None
+    return key
 
 
 def temporary_bytes(compiled: Any) -> int:

@@ -59,10 +59,28 @@ def test_cache_hits_of_this_thread_count(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", compile_with_events)
     # A retrieval slower than the compilation saved nothing; it did not save less than nothing.
-    for found, expected in (([], (False, 0.0)), ([2.0], (True, 2.0)), ([-0.5], (True, 0.0))):
+    for number, (found, expected) in enumerate((([], (False, 0.0)), ([2.0], (True, 2.0)), ([-0.5], (True, 0.0)))):
         reported[:] = found
-        entry = lower_ahead(lambda x: x, "identity", "test", 1.0).compile()[1]
+        entry = lower_ahead(lambda x, number=number: x + number, "add", "test", 1.0).compile()[1]
         assert (entry.cache_hit, entry.saved_seconds) == expected
+
+
+def test_an_equal_program_is_not_compiled_again() -> None:
+    def unused(x: jax.Array, y: jax.Array) -> jax.Array:
+        return x * 5.25
+
+    first, second, other = (lower_ahead(unused, "five", "test", jnp.ones(3), jnp.ones(n)).compile() for n in (3, 3, 2))
+    assert second[0] is first[0] and second[1].cache_hit
+    assert other[0](jnp.ones(3), jnp.ones(2)).tolist() == [5.25] * 3  # y is another argument, which no code reads
+
+
+def test_programs_that_call_python_do_not_share_it() -> None:
+    for factor in (2.0, 3.0):
+
+        def scale(x: jax.Array, factor: float = factor) -> jax.Array:
+            return jax.pure_callback(lambda x: x * np.float32(factor), x, x)
+
+        assert lower_ahead(scale, "scale", "test", jnp.ones(())).compile()[0](jnp.ones(())) == factor
 
 
 def test_ledger_adds_up() -> None:
