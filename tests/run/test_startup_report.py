@@ -18,7 +18,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.engine import programs_of
-from jaxnn.run import convolution_hint
+from jaxnn.run import speed_hint
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -56,12 +56,16 @@ def test_device_is_printed_first_and_a_slow_stage_announced(
 SLOW = {1: 0.0712, 2: 0.95}
 
 
-def hint(measured: dict[int, float], num_convolutions: int = 2, steps_per_call: int = 1, used: str = "xla") -> str:
+def hint(measured: dict[int, float], num_convolutions: int = 2, steps_per_call: int = 1, **used: str) -> str:
     """The hint, if any, after these seconds per step were measured for each number of steps per call."""
     plan = types.SimpleNamespace(steps_per_call=steps_per_call)
-    programs = types.SimpleNamespace(plain_convolutions=num_convolutions, implementations={"convolution": [used]})
+    implementations = {name: [one] for name, one in used.items()}
+    layout = types.SimpleNamespace(num_devices=1)
+    programs = types.SimpleNamespace(
+        plain_convolutions=num_convolutions, implementations=implementations, layout=layout
+    )
     trainer: Any = types.SimpleNamespace(plan=plan, seconds_per_step=measured, programs=programs)
-    return convolution_hint(trainer) or ""
+    return speed_hint(trainer) or ""
 
 
 def test_convolution_hint_gives_the_measured_cost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,17 +81,18 @@ def test_convolution_hint_gives_the_measured_cost(monkeypatch: pytest.MonkeyPatc
     ):
         assert hint(measured) == ""
     monkeypatch.setattr(jax, "local_devices", lambda backend: [types.SimpleNamespace(platform="gpu")])
-    assert hint(SLOW) == "" == hint(SLOW, 0, used="channels_last")
+    assert hint(SLOW) == "" == hint(SLOW, 0, convolution="channels_last")
 
 
-def test_slow_convolutions_are_a_hint_to_install_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_implementations_are_a_hint_to_install_the_native_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jaxnn_onednn", None)
     monkeypatch.setattr(os, "uname", lambda: types.SimpleNamespace(machine="x86_64"))
     monkeypatch.setattr(sys, "platform", "linux")
-    assert "but the package jaxnn-onednn is not installed: make onednn" in hint(SLOW, 0, used="channels_last")
-    assert hint({1: 0.002}, 0, used="channels_last") == hint(SLOW, 0, used="onednn") == ""
+    assert "but the package jaxnn-onednn is not installed: make onednn" in hint(SLOW, 0, convolution="channels_last")
+    assert "jaxnn-onednn is not installed" in hint({1: 0.002}, 0, trees="histograms")
+    assert hint({1: 0.002}, 0, convolution="channels_last") == hint(SLOW, 0, convolution="onednn") == ""
     monkeypatch.setitem(sys.modules, "jaxnn_onednn", types.ModuleType("installed"))
-    assert hint(SLOW, 0, used="channels_last") == ""
+    assert hint(SLOW, 0, convolution="channels_last") == ""
 
 
 def test_implementations_are_reported_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
