@@ -13,7 +13,7 @@ PEERS_PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13,$(
 PEERS_PACKAGES := torch==2.13.0 keras==3.15.1 numpy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo benchmark gpu-day onednn onednn-sanitize test test-all test-gpu-compile lint check docs clean
+.PHONY: help demo benchmark gpu-day onednn onednn-sanitize test test-all test-gpu-compile test-onednn lint check docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s  %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -27,7 +27,7 @@ benchmark: $(VENV)/.benchmark $(PEERS)/.installed  ## time training against PyTo
 gpu-day: $(INSTALLED)  ## check and measure everything on this machine's GPU, in ten minutes
 	@$(BIN)/python experiments/benchmarks/gpu_day.py $(ARGS)
 
-onednn: $(INSTALLED)  ## build and install oneDNN's convolutions, faster on CPUs: needs a C++ compiler
+onednn: $(INSTALLED)  ## build and install native kernels, faster on CPUs: needs a C++ compiler
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check ./native/onednn
 
 onednn-sanitize: $(INSTALLED)  ## stress its threads and memory under sanitizers: needs CMake
@@ -46,6 +46,9 @@ test-all: $(INSTALLED)  ## run all tests: also those with processes, full disks,
 
 test-gpu-compile: $(GPU)/.installed  ## compile for NVIDIA GPUs, of which none is needed, and check the programs
 	@JAX_PLATFORMS=cpu $(GPU)/bin/python -m pytest -n 2 --dist load tests/gpu_compile
+
+test-onednn: onednn  ## run the tests that use native kernels, with them
+	@$(BIN)/python -m pytest -n 2 --slow tests/nn tests/trees tests/engine/test_conformance*.py tests/run/test_resume.py
 
 lint: $(INSTALLED)  ## check formatting, style and types
 	@$(BIN)/ruff format --check .

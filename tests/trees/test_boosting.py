@@ -113,6 +113,31 @@ def test_implementations_grow_the_same_trees(leaves: int | None, trained: jn.Run
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_depth": 5, "l1": 0.5, "min_child_weight": 3.0},
+        {"max_depth": 4, "num_leaves": 9, "min_gain": 0.05, "l2": 0.0},
+        {"max_depth": 3, "column_fraction": 0.5, "max_bins": 16},
+        {"max_depth": 3, "objective": trees.cross_entropy(3)},
+    ],
+)
+def test_the_native_kernel_grows_the_same_trees(settings: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("jaxnn_onednn", reason="the package jaxnn-onednn is not installed: make onednn")
+    inputs, targets = table(3000)  # several threads share the rows
+    inputs = np.hstack([inputs, inputs[:, :2].round(), np.abs(inputs[:, :1])])
+    inputs[:, 3] += np.random.default_rng(0).geometric(0.05, 3000)  # most categories have few rows
+    if "objective" in settings:
+        targets = np.digitize(targets, [0.0, 2.0])
+    data = trees.binned((inputs, targets), categorical=(3,), max_bins=settings.get("max_bins", 255))
+    native = tiny.fit(experiment(data=data, **settings), tmp_path / "native", **HOW)
+    assert tiny.read(native.dir)["implementations"]["trees"] == ["native"]
+    with jn.nn.portable():
+        other = tiny.fit(experiment(data=data, **settings), **HOW)
+    assert same_trees(native, other)
+
+
+@pytest.mark.slow
 def test_padded_rows_change_nothing() -> None:
     data = (trees.binned(table(93), table(32, 1), categorical=(3,), multiple_of=multiple) for multiple in (1, 8))
     runs = [tiny.fit(experiment(data=one), **HOW, **how) for one, how in zip(data, ({}, FOUR), strict=True)]
