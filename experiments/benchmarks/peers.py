@@ -5,8 +5,9 @@ Claim     on a CPU with two cores jaxnn is faster than the best peer on mnist_ml
           (results and bounds: docs/performance.md)
 Command   make benchmark
 
-All contenders train the same network from the same initial weights on the same data with the same optimizer, and must
-reach the same losses without dropout before they are timed with it. Compilation and warm-up are timed separately.
+Each contender is a new process in each round. All train the same network from the same initial weights on the same data
+with the same optimizer, and must reach the same losses without dropout before they are timed with it. Compilation and
+warm-up are timed separately. "Unstable" contenders differ by more than 30 % between rounds: repeat on a quiet machine.
 Contenders named ``+malloc`` run with glibc's allocator keeping freed memory (``MALLOC_`` variables).
 """
 
@@ -19,12 +20,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import tyro
+from scipy.stats import wilcoxon  # type: ignore[import-untyped]
 
 from jaxnn.bench import interleaved, ratios
 from jaxnn.observe import text_table
@@ -33,7 +35,7 @@ HERE = Path(__file__).parent
 CONTENDERS = HERE / "contenders"
 sys.path.insert(0, str(CONTENDERS))
 KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_ARENA_MAX": "1"}
-OURS = ("jaxnn", "jaxnn_flax")
+OURS = ("jaxnn", "jaxnn+malloc", "jaxnn_flax")
 ALL = (
     *OURS,
     "jax",
@@ -65,6 +67,7 @@ TITLES = {
 }
 # Adam's first steps normalize the gradient, so rounding alone changes the losses by some thousandths.
 TOLERANCE = 5e-3
+UNSTABLE = 0.3  # of the range of the rounds relative to their median
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,24 +154,22 @@ def check(problem: Path, options: Options) -> dict[str, float]:
 
 
 def measure(problem: Path, steps: int, options: Options) -> dict[str, dict[str, Any]]:
-    """Times the contenders in alternation."""
-    with working(options.contenders, problem, options) as workers:
-        results: dict[str, dict[str, Any]] = {}
-        for name, worker in workers.items():
-            results[name] = worker.ask("start", steps=steps)
+    """Times the contenders in alternation, each in a new process in each round: a process may stay slow or fast."""
+    results: dict[str, dict[str, Any]] = {}
 
-        def rate(worker: Worker) -> float:
-            time.sleep(0.3)  # threads of the previous contender may still spin
-            return steps / worker.ask("run")["seconds"]
+    def rate(name: str) -> float:
+        with working((name,), problem, options) as workers:
+            results[name] = workers[name].ask("start", steps=steps)
+            seconds = workers[name].ask("run")["seconds"]
+            results[name] |= workers[name].ask("quit")
+        return float(steps / seconds)
 
-        rates = interleaved(
-            {name: functools.partial(rate, worker) for name, worker in workers.items()},
-            rounds=options.rounds,
-            precision=options.precision,
-        )
-        for name, worker in workers.items():
-            results[name] |= {"steps_per_second": rates[name], **worker.ask("quit")}
-    return results
+    rates = interleaved(
+        {name: functools.partial(rate, name) for name in options.contenders},
+        rounds=options.rounds,
+        precision=options.precision,
+    )
+    return {name: {**results[name], "steps_per_second": rates[name]} for name in options.contenders}
 
 
 def show(network: str, results: dict[str, dict[str, Any]]) -> None:
@@ -178,7 +179,8 @@ def show(network: str, results: dict[str, dict[str, Any]]) -> None:
         rates = result["steps_per_second"]
         ratio = ratios(results["jaxnn"]["steps_per_second"], rates)
         spread = (max(rates) - min(rates)) / statistics.median(rates)
-        speed = f"{statistics.median(rates):.4g}", f"{spread:.0%}", f"{ratio} times as fast"
+        stability = f"{spread:.0%}{', unstable' if spread > UNSTABLE else ''}"
+        speed = f"{statistics.median(rates):.4g}", stability, f"{ratio} times as fast"
         cost = f"{result['compile_seconds']:.1f} s", f"{result['peak_bytes'] / 2**20:.0f} MiB"
         table.append((name, *speed, *cost, f"{result['loss_difference']:.1e}"))
     header = (network, "steps/s", "spread", "jaxnn is", "compile", "peak", "loss difference")
@@ -187,20 +189,27 @@ def show(network: str, results: dict[str, dict[str, Any]]) -> None:
 
 def best_peer(results: dict[str, dict[str, Any]]) -> str:
     """Returns the peer with the highest median."""
-    peers = [name for name in results if name not in OURS]
-    return max(peers, key=lambda name: statistics.median(results[name]["steps_per_second"]))
+    return _best([name for name in results if name not in OURS], results)
+
+
+def _best(names: list[str], results: dict[str, dict[str, Any]]) -> str:
+    return max(names, key=lambda name: statistics.median(results[name]["steps_per_second"]))
 
 
 def conclude(networks: dict[str, dict[str, dict[str, Any]]]) -> None:
     """Prints the ratio to the best peer for each network, and their geometric mean."""
-    print("\njaxnn / best peer")
+    print("\nThe best of jaxnn / the best peer; p of Wilcoxon's signed-rank test, at least 0.06 for five rounds")
     table, medians = [], []
     for network, results in networks.items():
         peer = best_peer(results)
-        ratio = ratios(results["jaxnn"]["steps_per_second"], results[peer]["steps_per_second"])
+        # Both with the allocator as it is and tuned, if measured: the best of each.
+        mine = _best([name for name in results if name.partition("+")[0] == "jaxnn"], results)
+        ours, theirs = (results[name]["steps_per_second"] for name in (mine, peer))
+        ratio = ratios(ours, theirs)
         medians.append(ratio.median)
-        table.append((network, str(ratio), peer))
-    table.append(("geometric mean", f"{statistics.geometric_mean(medians):.2f}", ""))
+        chance = wilcoxon(np.log(ours), np.log(theirs)).pvalue if len(ours) > 1 else 1.0
+        table.append((network, str(ratio), f"{mine} / {peer}", f"p = {chance:.2g}"))
+    table.append(("geometric mean", f"{statistics.geometric_mean(medians):.2f}", "", ""))
     print(text_table(table), flush=True)
 
 
