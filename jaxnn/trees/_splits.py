@@ -41,6 +41,7 @@ class Split(NamedTuple):
 
 
 def is_sequential() -> bool:
+    """Whether histograms are summed, and splits found, a column or a bin after another."""
     return choose("histogram", None, {}) == "by_column"
 
 
