@@ -18,6 +18,7 @@ from jax.experimental import rnn
 from jax.typing import DTypeLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
+from jaxnn.nn._dense import dot_general
 from jaxnn.nn._layer_arguments import batch_sharding, compute_capability
 
 type _Pair = tuple[jax.Array, jax.Array]
@@ -40,7 +41,10 @@ def run_fused_inputs(
     ``carry`` is the state before the first step, ``[batch, features]`` or a tuple of such, the output last.
     """
     operands = promote_dtype(inputs, weights.kernel, weights.bias, dtype=dtype)
-    projected = operands[0] @ operands[1] + operands[2][None, None]
+    # With one axis of rows, not two, XLA:CPU computes the kernel's gradient without a transposed copy.
+    rows = jax.lax.collapse(operands[0], 0, 2)
+    projected = dot_general(rows, operands[1], (((1,), (0,)), ((), ())))
+    projected = projected.reshape(*inputs.shape[:2], projected.shape[-1]) + operands[2][None, None]
     hidden = jax.tree.leaves(carry)[-1]
     (recurrent_kernel,) = promote_dtype(
         weights.recurrent_kernel, dtype=dtype or jnp.result_type(hidden, weights.recurrent_kernel)
