@@ -23,7 +23,11 @@ _GPU_ATTENTION = "cudnn", "xla", "math", "memory_efficient"
 # By operation and platform, best first; "other" is every platform not named. docs/performance.md has the measurements.
 _PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "convolution": {"cpu": ("onednn", "channels_last", "xla"), "other": ("xla", "channels_last")},
-    "recurrence": {"gpu": ("cudnn", "fused_inputs"), "other": ("fused_inputs", "cudnn")},
+    "recurrence": {
+        "cpu": ("native", "fused_inputs", "cudnn"),
+        "gpu": ("cudnn", "fused_inputs"),
+        "other": ("fused_inputs", "cudnn"),
+    },
     "attention": {"cpu": ("math", "memory_efficient"), "gpu": _GPU_ATTENTION, "other": ("xla",)},
     "normalization": {"cpu": ("custom_vjp", "xla"), "other": ("xla", "custom_vjp")},
     "trees": {"cpu": ("native", "histograms"), "other": ("histograms",)},

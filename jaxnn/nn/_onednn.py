@@ -26,7 +26,7 @@ _DTYPES = "float32", "bfloat16"
 _ROLES = "input", "kernel", "output"  # numbered as in the package
 
 
-def _package() -> Any:
+def onednn_package() -> Any:
     """The package, whose import registers its targets; if that fails, the reason."""
     try:
         return importlib.import_module("jaxnn_onednn")
@@ -40,7 +40,7 @@ def native_obstacle() -> str | None:
     """The reason why the package's kernels cannot be called here, or None."""
     if platform() != "cpu":
         return "the package jaxnn-onednn computes on CPUs"
-    return package if isinstance(package := _package(), str) else None
+    return package if isinstance(package := onednn_package(), str) else None
 
 
 def onednn_missing() -> str | None:
@@ -63,7 +63,7 @@ def onednn_obstacle(
     dtypes = {str(dtype) for dtype in (lhs.dtype, rhs.dtype, output.dtype)}
     if not dtypes <= {*_DTYPES}:
         return f"oneDNN's dtypes are float32 and bfloat16, not {', '.join(sorted(dtypes.difference(_DTYPES)))}"
-    if "bfloat16" in dtypes and not _package().has_bfloat16():
+    if "bfloat16" in dtypes and not onednn_package().has_bfloat16():
         return "this CPU has no instructions for bfloat16"
     if not 3 <= lhs.ndim <= 5:
         return f"oneDNN has 1 to 3 spatial axes, not {lhs.ndim - 2}"

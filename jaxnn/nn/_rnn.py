@@ -11,7 +11,15 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from jaxnn.nn._layer_arguments import choose, scope, unbox
-from jaxnn.nn._rnn_kernels import Weights, cudnn_obstacle, flip, run_cudnn, run_fused_inputs
+from jaxnn.nn._rnn_kernels import (
+    Weights,
+    cudnn_obstacle,
+    flip,
+    native_lstm,
+    native_obstacle,
+    run_cudnn,
+    run_fused_inputs,
+)
 from jaxnn.types import ConfigError, DataError, check_int
 
 
@@ -28,7 +36,7 @@ class Recurrent(linen.Module):
         kernel_init, recurrent_kernel_init, bias_init: initializers.
         dtype: of the products; None: that of the promoted operands. A float32 state stays float32.
         param_dtype: of the parameters and of the default initial state.
-        implementation: ``"fused_inputs"``, ``"cudnn"``, or None for the fastest.
+        implementation: ``"fused_inputs"``, ``"native"`` (on CPUs), ``"cudnn"``, or None for the fastest.
     """
 
     features: int
@@ -233,8 +241,14 @@ def _run(
         directions.append((_weights(layer, inputs.shape[-1], carry), carry))
     dtypes = [leaf.dtype for leaf in jax.tree.leaves((sequences, directions))]
     dtypes += [] if first.dtype is None else [first.dtype]
-    obstacle = cudnn_obstacle(dtypes) if isinstance(first, LSTM) else "JAX offers cuDNN's LSTM only"
-    chosen = choose("recurrence", first.implementation, {"cudnn": obstacle})
+    obstacles: dict[str, str | None] = {
+        "cudnn": "JAX offers cuDNN's LSTM only",
+        "native": "it is written only for an LSTM",
+    }
+    if isinstance(first, LSTM):
+        native = native_obstacle(sequences, dtypes, requested=first.implementation is not None)
+        obstacles = {"cudnn": cudnn_obstacle(dtypes), "native": native}
+    chosen = choose("recurrence", first.implementation, obstacles)
     results: list[tuple[Any, jax.Array]] = []
     with scope("recurrence", chosen):
         if chosen == "cudnn" and len(directions) == 2:
@@ -245,7 +259,8 @@ def _run(
                 if chosen == "cudnn":
                     ((carry, outputs),) = run_cudnn(flipped, [direction], seq_lengths)
                 else:
-                    carry, outputs = run_fused_inputs(flipped, *direction, seq_lengths, first.dtype)
+                    steps = native_lstm if chosen == "native" else None
+                    carry, outputs = run_fused_inputs(flipped, *direction, seq_lengths, first.dtype, steps)
                 results.append((carry, flip(outputs, seq_lengths) if reverse and keep_order else outputs))
     reshaped = []
     for carry, outputs in results:

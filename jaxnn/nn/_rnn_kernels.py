@@ -1,9 +1,10 @@
-"""Recurrences over ``[time, batch, features]``: loops with one matrix product per step, and cuDNN's LSTM.
+"""Recurrences over ``[time, batch, features]``: loops with one product per step, native loops, and cuDNN's LSTM.
 
 Input products, derivatives of the gates and the recurrent kernel's gradient are computed outside the loops, for all
 steps at once. The residuals are the gates and the states.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,9 +20,11 @@ from jax.typing import DTypeLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
 from jaxnn.nn._dense import dot_general
-from jaxnn.nn._layer_arguments import batch_sharding, compute_capability
+from jaxnn.nn._layer_arguments import batch_sharding, compute_capability, platform
+from jaxnn.nn._onednn import INSTALL, onednn_package
 
 type _Pair = tuple[jax.Array, jax.Array]
+_FEW = 64  # rows of all time steps: arranging the kernel for the loop then costs as much as the products
 
 
 class Weights(NamedTuple):
@@ -34,11 +37,17 @@ class Weights(NamedTuple):
 
 
 def run_fused_inputs(
-    inputs: jax.Array, weights: Weights, carry: Any, lengths: jax.Array | None, dtype: DTypeLike | None
+    inputs: jax.Array,
+    weights: Weights,
+    carry: Any,
+    lengths: jax.Array | None,
+    dtype: DTypeLike | None,
+    recurrence: Callable[..., tuple[Any, Any]] | None = None,
 ) -> tuple[Any, jax.Array]:
     """Returns the state after each sequence's last step, and the outputs ``[time, batch, features]``.
 
     ``carry`` is the state before the first step, ``[batch, features]`` or a tuple of such, the output last.
+    ``recurrence`` computes all steps; by default it is `_gru` if there is a recurrent bias, otherwise `_lstm`.
     """
     operands = promote_dtype(inputs, weights.kernel, weights.bias, dtype=dtype)
     # With one axis of rows, not two, XLA:CPU computes the kernel's gradient without a transposed copy.
@@ -53,7 +62,7 @@ def run_fused_inputs(
     wide = jnp.result_type(projected, recurrent_kernel, *jax.tree.leaves(carry))
     carry = jax.tree.map(lambda leaf: leaf.astype(wide), carry)
     biases = () if weights.recurrent_bias is None else (weights.recurrent_bias.astype(wide),)
-    recurrence: Callable[..., tuple[Any, Any]] = _gru if biases else _lstm
+    recurrence = recurrence or (_gru if biases else _lstm)
     if (sharding := batch_sharding(inputs.shape[1])) is not None:
         # XLA would gather the kernel in each step if it is sharded.
         recurrence = sharding.map_rows(recurrence, (1, None, *[None] * len(biases), 0), (1, 0))
@@ -152,6 +161,71 @@ def _lstm_backward(saved: tuple[Any, ...], cotangents: tuple[_Pair, _Pair]) -> t
 
 
 _lstm.defvjp(_lstm_forward, _lstm_backward)
+
+
+def native_obstacle(sequences: jax.Array, dtypes: Sequence[Any], *, requested: bool) -> str | None:
+    """The reason why `native_lstm` cannot run over ``[time, batch, inputs]``, or should not by default; or None."""
+    if platform() != "cpu":
+        return "it runs on CPUs"
+    if isinstance(package := onednn_package(), str):
+        return package
+    if "jaxnn_lstm" not in package.TARGETS:
+        return f"the package jaxnn-onednn is older than jaxnn: {INSTALL}"
+    if any(dtype != jnp.float32 for dtype in dtypes):
+        return f"it computes in float32, not in {', '.join(sorted({jnp.dtype(d).name for d in dtypes}))}"
+    if not all(isinstance(size, int) for size in sequences.shape):
+        return "a size is symbolic"
+    if not len(sequences):
+        return "there are no time steps"
+    few = math.prod(sequences.shape[:2]) < _FEW and not requested
+    return f"time steps times batch is less than {_FEW}, for which it is not faster" if few else None
+
+
+@custom_vjp
+def native_lstm(projected: jax.Array, kernel: jax.Array, carry: Any) -> Any:
+    """`_lstm` of float32 arrays by the package `jaxnn-onednn`: one call for all steps, another for their gradients.
+
+    Each thread computes some rows of the batch.
+    """
+    return _all_steps(projected, kernel, carry)[0]
+
+
+def _native_forward(projected: jax.Array, kernel: jax.Array, carry: Any) -> Any:
+    state = jax.eval_shape(lambda: projected[..., : kernel.shape[0]])
+    results = [jax.typeof(x) for x in (projected, state, state)]
+    call = jax.ffi.ffi_call("jaxnn_lstm", results, vmap_method="broadcast_all", input_output_aliases={0: 0})
+    gates, c, h = call(projected, kernel, *carry)
+    return ((c, h), (c[-1], h[-1])), (projected, kernel, carry, gates, c, h)
+
+
+def _native_backward(saved: Any, cotangents: Any) -> Any:
+    _, kernel, (first_c, first_h), gates, c, h = saved
+    to_states, to_last = cotangents
+    results, aliases = [jax.typeof(x) for x in (gates, *to_last)], {0: 0, 6: 1, 7: 2}
+    call = jax.ffi.ffi_call("jaxnn_lstm_backward", results, vmap_method="broadcast_all", input_output_aliases=aliases)
+    dz, *to_first = call(gates, kernel, first_c, c, *to_states, *to_last)
+    return dz, _summed_products(_delayed(first_h, h), dz), tuple(to_first)
+
+
+def _forward_by_xla(projected: jax.Array, kernel: jax.Array, carry: Any) -> Any:
+    out, (gates, *_) = _lstm_forward(projected, kernel, carry)
+    return out, (projected, kernel, carry, gates, *out[0])
+
+
+def _backward_by_xla(saved: Any, cotangents: Any) -> Any:
+    _, kernel, carry, gates, c, _ = saved
+    return _lstm_backward((gates, c, kernel, carry), cotangents)
+
+
+def _differentiable(native: Callable[..., Any], by_xla: Callable[..., Any]) -> Callable[..., Any]:
+    """The native form with the derivatives of the other, which programs for other platforms have."""
+    function = jax.custom_jvp(lambda *args: jax.lax.platform_dependent(*args, cpu=native, default=by_xla))
+    function.defjvp(lambda primals, tangents: jax.jvp(by_xla, primals, tangents))
+    return function
+
+
+_all_steps = _differentiable(_native_forward, _forward_by_xla)
+native_lstm.defvjp(_all_steps, _differentiable(_native_backward, _backward_by_xla), push_forward=True)
 
 
 @custom_vjp

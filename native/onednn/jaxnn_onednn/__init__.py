@@ -2,6 +2,7 @@
 
 - ``jaxnn_convolution(first, second)``: see ``src/convolution.cc``; `jaxnn.nn` calls it.
 - ``jaxnn_grow_trees(bins, pairs, units, columns, numbers)``: see ``src/trees.cc``; `jaxnn.trees` calls it.
+- ``jaxnn_lstm(products, kernel, c, h)`` and ``jaxnn_lstm_backward(…)``: see ``src/lstm.h``; `jaxnn.nn` calls them.
 - ``jaxnn_threads()``: the number of threads in XLA's pool, int32.
 """
 
@@ -11,7 +12,7 @@ import pathlib
 
 import jax
 
-TARGETS = ("jaxnn_convolution", "jaxnn_grow_trees", "jaxnn_threads")
+TARGETS = ("jaxnn_convolution", "jaxnn_grow_trees", "jaxnn_lstm", "jaxnn_lstm_backward", "jaxnn_threads")
 
 
 def _load() -> ctypes.CDLL:

@@ -6,14 +6,12 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <numeric>
 #include <unordered_map>
 #include <utility>
@@ -23,6 +21,7 @@
 #include <omp.h>
 #endif
 
+#include "buffer.h"
 #include "oneapi/dnnl/dnnl.hpp"
 #include "pool.h"
 
@@ -70,35 +69,6 @@ class OneThread {
  public:
   OneThread() {}
 #endif
-};
-
-// Memory of a thread, kept from call to call unless it is large.
-class Buffer {
- public:
-  char* reserve(size_t bytes) {
-    if (bytes > size_) {
-      data_.reset();
-      size_ = 0;
-      const size_t rounded = (bytes + kPage - 1) / kPage * kPage;
-      data_.reset(static_cast<char*>(std::aligned_alloc(kPage, rounded)));
-      if (!data_) throw std::bad_alloc();
-      size_ = rounded;
-    }
-    return data_.get();
-  }
-  void trim() {
-    if (size_ <= kKept) return;
-    data_.reset();
-    size_ = 0;
-  }
-
- private:
-  static constexpr size_t kPage = 4096, kKept = size_t{64} << 20;
-  struct Free {
-    void operator()(char* data) const { std::free(data); }
-  };
-  std::unique_ptr<char, Free> data_;
-  size_t size_ = 0;
 };
 
 inline const dnnl::engine& cpu() {

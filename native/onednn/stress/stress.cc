@@ -1,4 +1,4 @@
-// Stress of the pool and the convolutions, for thread and address sanitizers: `make onednn-sanitize`.
+// Stress of the pool, the convolutions and the LSTM, for thread and address sanitizers: `make onednn-sanitize`.
 
 #include <atomic>
 #include <cstdio>
@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "convolution.h"
+#include "lstm.h"
 
 namespace {
 
@@ -133,10 +134,44 @@ void stress_convolutions() {
   check(jaxnn::PlanCache::instance().size() == jaxnn::PlanCache::kLimit, "the cache is full and no fuller");
 }
 
+// Forward and backward pass of several sizes, with each kind of instructions, on one pool: with the same bits as alone.
+void stress_lstm() {
+  ThreadPool pool(4), single(1);
+  const bool avx2 = __builtin_cpu_supports("avx2"), avx512 = __builtin_cpu_supports("avx512dq");
+  const auto run = [](ThreadPool& on, jaxnn::Isa isa, int64_t batch, int64_t features) {
+    const int64_t members = 2, steps = 20, state = members * batch * features;
+    const auto values = [](int64_t count) {
+      std::vector<float> array(count);
+      for (int64_t i = 0; i < count; ++i) array[i] = static_cast<float>(i % 17 - 8) / 64;
+      return array;
+    };
+    const auto kernel = values(members * features * 4 * features), first = values(state), to = values(steps * state);
+    auto gates = values(4 * steps * state), c = to, h = to, dc = first, dh = first;
+    jaxnn::Lstm lstm{members,      steps,    batch,    features,  kernel.data(), gates.data(), first.data(),
+                     first.data(), c.data(), h.data(), to.data(), to.data(),     dc.data(),    dh.data()};
+    jaxnn::run_lstm(on, lstm, jaxnn::forward_part(isa));
+    jaxnn::run_lstm(on, lstm, jaxnn::backward_part(isa));
+    for (const auto* more : {&c, &h, &dc, &dh}) gates.insert(gates.end(), more->begin(), more->end());
+    return gates;
+  };
+  for (const auto isa : {jaxnn::Isa::kPlain, jaxnn::Isa::kAvx2, jaxnn::Isa::kAvx512}) {
+    if ((isa == jaxnn::Isa::kAvx2 && !avx2) || (isa == jaxnn::Isa::kAvx512 && !avx512)) continue;
+    std::vector<std::thread> callers;
+    for (int64_t caller = 0; caller < 3; ++caller) {
+      callers.emplace_back([&, caller] {
+        for (const int64_t features : {1, 15, 65, 80})
+          check(run(pool, isa, 5 + caller, features) == run(single, isa, 5 + caller, features), "the bits of one thread");
+      });
+    }
+    for (auto& caller : callers) caller.join();
+  }
+}
+
 }  // namespace
 
 int main() {
   for (const int num_threads : {0, 1, 2, 5}) stress_pool(num_threads);
   stress_convolutions();
+  stress_lstm();
   std::puts("passed");
 }
