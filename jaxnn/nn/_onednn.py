@@ -36,17 +36,19 @@ def onednn_package() -> Any:
         return f"the package jaxnn-onednn cannot be loaded: {error}"
 
 
-def native_obstacle() -> str | None:
-    """The reason why the package's kernels cannot be called here, or None."""
+def native_obstacle(target: str) -> str | None:
+    """The reason why the package's kernel ``target`` cannot be called here, or None."""
     if platform() != "cpu":
         return "the package jaxnn-onednn computes on CPUs"
-    return package if isinstance(package := onednn_package(), str) else None
+    if isinstance(package := onednn_package(), str):
+        return package
+    return None if target in package.TARGETS else f"the package jaxnn-onednn is older than jaxnn: {INSTALL}"
 
 
 def onednn_missing() -> str | None:
     """Why the kernels cannot be used on this machine, where they could be: what to install; else None."""
-    can_be = platform() == "cpu" and sys.platform == "linux" and os.uname().machine == "x86_64"
-    return native_obstacle() if can_be else None
+    package = onednn_package() if sys.platform == "linux" and os.uname().machine == "x86_64" else None
+    return package if isinstance(package, str) and platform() == "cpu" else None
 
 
 def onednn_obstacle(
@@ -58,7 +60,7 @@ def onednn_obstacle(
     input_dilation: Sequence[int] | None,
 ) -> str | None:
     """The reason why oneDNN cannot compute this convolution, which has channels last and no empty array; or None."""
-    if (obstacle := native_obstacle()) is not None:
+    if (obstacle := native_obstacle("jaxnn_convolution")) is not None:
         return obstacle
     dtypes = {str(dtype) for dtype in (lhs.dtype, rhs.dtype, output.dtype)}
     if not dtypes <= {*_DTYPES}:

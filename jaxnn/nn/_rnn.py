@@ -16,7 +16,7 @@ from jaxnn.nn._rnn_kernels import (
     cudnn_obstacle,
     flip,
     native_lstm,
-    native_obstacle,
+    native_lstm_obstacle,
     run_cudnn,
     run_fused_inputs,
 )
@@ -246,7 +246,7 @@ def _run(
         "native": "it is written only for an LSTM",
     }
     if isinstance(first, LSTM):
-        native = native_obstacle(sequences, dtypes, requested=first.implementation is not None)
+        native = native_lstm_obstacle(sequences, dtypes, requested=first.implementation is not None)
         obstacles = {"cudnn": cudnn_obstacle(dtypes), "native": native}
     chosen = choose("recurrence", first.implementation, obstacles)
     results: list[tuple[Any, jax.Array]] = []

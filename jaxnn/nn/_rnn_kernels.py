@@ -20,8 +20,8 @@ from jax.typing import DTypeLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
 from jaxnn.nn._dense import dot_general
-from jaxnn.nn._layer_arguments import batch_sharding, compute_capability, platform
-from jaxnn.nn._onednn import INSTALL, onednn_package
+from jaxnn.nn._layer_arguments import batch_sharding, compute_capability
+from jaxnn.nn._onednn import native_obstacle
 
 type _Pair = tuple[jax.Array, jax.Array]
 _FEW = 64  # rows of all time steps: arranging the kernel for the loop then costs as much as the products
@@ -163,14 +163,10 @@ def _lstm_backward(saved: tuple[Any, ...], cotangents: tuple[_Pair, _Pair]) -> t
 _lstm.defvjp(_lstm_forward, _lstm_backward)
 
 
-def native_obstacle(sequences: jax.Array, dtypes: Sequence[Any], *, requested: bool) -> str | None:
+def native_lstm_obstacle(sequences: jax.Array, dtypes: Sequence[Any], *, requested: bool) -> str | None:
     """The reason why `native_lstm` cannot run over ``[time, batch, inputs]``, or should not by default; or None."""
-    if platform() != "cpu":
-        return "it runs on CPUs"
-    if isinstance(package := onednn_package(), str):
-        return package
-    if "jaxnn_lstm" not in package.TARGETS:
-        return f"the package jaxnn-onednn is older than jaxnn: {INSTALL}"
+    if (obstacle := native_obstacle("jaxnn_lstm")) is not None:
+        return obstacle
     if any(dtype != jnp.float32 for dtype in dtypes):
         return f"it computes in float32, not in {', '.join(sorted({jnp.dtype(d).name for d in dtypes}))}"
     if not all(isinstance(size, int) for size in sequences.shape):

@@ -133,7 +133,7 @@ def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth)
     """
     sharded = "the rows are sharded" if batch_sharding(bins.shape[1]) is not None else None
     constrained = "it has no monotone constraints" if growth.monotone else None
-    name = choose("trees", None, {"native": constrained or sharded or native_obstacle()})
+    name = choose("trees", None, {"native": constrained or sharded or native_obstacle("jaxnn_grow_trees")})
     with scope("trees", name):
         return (_grow_natively if name == "native" else _grow)(bins, pairs, unit, columns, growth)
 
