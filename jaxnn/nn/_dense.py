@@ -13,7 +13,8 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._layer_arguments import at_least_int32, batch_axis, check_rate
+from jaxnn.nn._layer_arguments import at_least_int32, batch_axis, batch_sharding, check_rate, choose, scope
+from jaxnn.nn._onednn import product_obstacle, transposed_product
 from jaxnn.types import ConfigError
 
 _BITS = 16  # per element; a Threefry block, two words of 32 bits, serves four elements
@@ -25,12 +26,15 @@ def dot_general(
     dimension_numbers: lax.DotDimensionNumbers,
     precision: lax.PrecisionLike = None,
     preferred_element_type: Any = None,
+    *,
+    implementation: str | None = None,
 ) -> jax.Array:
     """``lax.dot_general`` of a dense layer, whose kernel gradient needs no transpose; equal to rounding.
 
     Takes ``inputs [..., in_features]`` and ``kernel [in_features, out_features]``, returns ``[..., out_features]``;
     differentiable in either mode and to any order. Other dimension numbers, and calls with a precision or an element
-    type, are passed on to ``lax.dot_general``.
+    type, are passed on to ``lax.dot_general``. ``implementation`` is that of the kernel gradient: ``"xla"``,
+    ``"onednn"`` on a CPU with the package of ``make onednn``, or None for the faster.
 
     >>> linen.Dense(4, dot_general=jn.nn.dot_general).init_with_output(jax.random.key(0), jnp.ones((2, 3)))[0].shape
     (2, 4)
@@ -39,7 +43,18 @@ def dot_general(
     plain = precision is None and preferred_element_type is None and inputs.dtype == kernel.dtype
     if kernel.ndim != 2 or not plain or dimension_numbers != of_a_dense_layer:
         return lax.dot_general(inputs, kernel, dimension_numbers, precision, preferred_element_type)
-    return _dense(inputs, kernel)
+    obstacle = product_obstacle(inputs, kernel, requested=implementation is not None)
+    if choose("dense", implementation, {"onednn": obstacle}) == "xla":
+        return _dense(False, inputs, kernel)
+
+    def run(inputs: jax.Array, kernel: jax.Array) -> tuple[jax.Array]:
+        return (_dense(True, inputs, kernel),)
+
+    # XLA cannot partition oneDNN's product, and would give each device all rows.
+    if (sharding := batch_sharding(inputs.shape[0])) is not None:
+        run = sharding.map_rows(run, (0, None), (0,))
+    with scope("dense", "onednn"):
+        return run(inputs, kernel)[0]
 
 
 class Dense(linen.Dense):
@@ -54,22 +69,27 @@ class Dense(linen.Dense):
     dot_general: Callable[..., Any] | None = dot_general
 
 
-def _product(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+def _product(native: bool, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
     return lax.dot_general(inputs, kernel, (((inputs.ndim - 1,), (0,)), ((), ())))
 
 
-def _product_backward(saved: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _product_backward(
+    native: bool, saved: tuple[jax.Array, jax.Array], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     # JAX's own kernel gradient is (cotangent.T @ inputs).T. If the batch is sharded, XLA:CPU sums over devices before
     # it transposes, and the optimizer reads the result with strides: a wide network's step takes twice as long.
     inputs, kernel = saved
     summed = tuple(range(inputs.ndim - 1))
     to_inputs = lax.dot_general(cotangent, kernel, (((inputs.ndim - 1,), (1,)), ((), ())))
+    if native:  # at 1.3 to 2 times the speed
+        rows = (array.reshape(-1, array.shape[-1]) for array in (inputs, cotangent))
+        return to_inputs, transposed_product(*rows)
     return to_inputs, lax.dot_general(inputs, cotangent, ((summed, summed), ((), ())))
 
 
-_dense = custom_vjp(_product)
+_dense = custom_vjp(_product, num_static=1)
 # The forward rule is a plain product: `jax.checkpoint` policies that save products know only JAX's own.
-_dense.defvjp(lambda inputs, kernel: (_product(inputs, kernel), (inputs, kernel)), _product_backward)
+_dense.defvjp(lambda native, *arrays: (_product(native, *arrays), arrays), _product_backward)
 
 
 class Embed(linen.Embed):

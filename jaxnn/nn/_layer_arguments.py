@@ -23,6 +23,7 @@ _GPU_ATTENTION = "cudnn", "xla", "math", "memory_efficient"
 # By operation and platform, best first; "other" is every platform not named. docs/performance.md has the measurements.
 _PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "convolution": {"cpu": ("onednn", "channels_last", "xla"), "other": ("xla", "channels_last")},
+    "dense": {"cpu": ("onednn", "xla"), "other": ("xla",)},
     "recurrence": {
         "cpu": ("native", "fused_inputs", "cudnn"),
         "gpu": ("cudnn", "fused_inputs"),

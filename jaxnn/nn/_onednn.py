@@ -1,7 +1,8 @@
-"""Convolutions by oneDNN, if the package `jaxnn-onednn` is installed: on CPUs twice as fast as XLA's.
+"""Operations by oneDNN, if the package `jaxnn-onednn` is installed: on CPUs up to twice as fast as XLA's.
 
-The forms are those of `_channels_last_conv`: the convolution and its gradients by input and kernel, each a call of
-XLA's foreign function interface. Source: `oneDNN <https://uxlfoundation.github.io/oneDNN>`_.
+They are the forms of `_channels_last_conv`, the convolution and its gradients by input and kernel, and the kernel
+gradient of a dense layer, each a call of XLA's foreign function interface.
+Source: `oneDNN <https://uxlfoundation.github.io/oneDNN>`_.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.interpreters import mlir
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from jaxnn.nn._channels_last_conv import Geometry, abstract_result, convolution, convolve, evaluate
 from jaxnn.nn._layer_arguments import batch_sharding, platform
@@ -24,6 +26,7 @@ from jaxnn.nn._layer_arguments import batch_sharding, platform
 INSTALL = "make onednn (or: pip install ./native/onednn)"
 _DTYPES = "float32", "bfloat16"
 _ROLES = "input", "kernel", "output"  # numbered as in the package
+_MIN_PRODUCTS = 2**19  # multiplications of a matrix product: with fewer, XLA is faster
 
 
 def onednn_package() -> Any:
@@ -51,6 +54,19 @@ def onednn_missing() -> str | None:
     return package if isinstance(package, str) and platform() == "cpu" else None
 
 
+def _obstacle(target: str, *arrays: Any) -> str | None:
+    """The reason why the oneDNN of ``target`` cannot compute with these shapes and dtypes here, or None."""
+    if (obstacle := native_obstacle(target)) is not None:
+        return obstacle
+    dtypes = {str(array.dtype) for array in arrays}
+    if not dtypes <= {*_DTYPES}:
+        return f"oneDNN's dtypes are float32 and bfloat16, not {', '.join(sorted(dtypes.difference(_DTYPES)))}"
+    if "bfloat16" in dtypes and not onednn_package().has_bfloat16():
+        return "this CPU has no instructions for bfloat16"
+    symbolic = any(not isinstance(size, int) for array in arrays for size in array.shape)
+    return "a size is symbolic" if symbolic else None
+
+
 def onednn_obstacle(
     lhs: jax.Array,
     rhs: jax.Array,
@@ -60,17 +76,10 @@ def onednn_obstacle(
     input_dilation: Sequence[int] | None,
 ) -> str | None:
     """The reason why oneDNN cannot compute this convolution, which has channels last and no empty array; or None."""
-    if (obstacle := native_obstacle("jaxnn_convolution")) is not None:
+    if (obstacle := _obstacle("jaxnn_convolution", lhs, rhs, output)) is not None:
         return obstacle
-    dtypes = {str(dtype) for dtype in (lhs.dtype, rhs.dtype, output.dtype)}
-    if not dtypes <= {*_DTYPES}:
-        return f"oneDNN's dtypes are float32 and bfloat16, not {', '.join(sorted(dtypes.difference(_DTYPES)))}"
-    if "bfloat16" in dtypes and not onednn_package().has_bfloat16():
-        return "this CPU has no instructions for bfloat16"
     if not 3 <= lhs.ndim <= 5:
         return f"oneDNN has 1 to 3 spatial axes, not {lhs.ndim - 2}"
-    if not all(isinstance(size, int) for size in (*lhs.shape, *rhs.shape)):
-        return "a size is symbolic"
     dilation = tuple(input_dilation or (1,) * len(strides))
     if max(dilation) > 1 and max(strides) > 1:
         return "oneDNN has no convolution with both strides and input dilation"
@@ -147,3 +156,48 @@ def _evaluate_native(first: jax.Array, second: jax.Array, *, missing: str, geome
 
 
 mlir.register_lowering(convolution, mlir.lower_fun(_evaluate_native, multiple_results=False), platform="cpu")
+
+
+def product_obstacle(inputs: jax.Array, kernel: jax.Array, *, requested: bool) -> str | None:
+    """The reason why oneDNN cannot, or unless requested should not, compute this dense layer's kernel gradient."""
+    if (obstacle := _obstacle("jaxnn_transposed_matmul", inputs, kernel)) is not None:
+        return obstacle
+    if inputs.ndim == 1:
+        return "there is one row"
+    if batch_sharding(0) is not None and batch_sharding(inputs.shape[0]) is None:
+        return "devices share the batch, whose axis is not the first"  # XLA would give each all rows
+    small = inputs.size * kernel.shape[1] <= _MIN_PRODUCTS and not requested
+    return "the product is small, for which it is not faster" if small else None
+
+
+def transposed_product(left: jax.Array, right: jax.Array) -> jax.Array:
+    """``left.T @ right`` of ``[summed, rows]`` and ``[summed, columns]``; `product_obstacle` was None."""
+    result: jax.Array = _product.bind(left, right)
+    return result
+
+
+def _evaluate_product(left: jax.Array, right: jax.Array) -> jax.Array:
+    return left.mT @ right
+
+
+def _evaluate_product_native(left: jax.Array, right: jax.Array) -> jax.Array:
+    result = jax.ShapeDtypeStruct((*left.shape[:-2], left.shape[-1], right.shape[-1]), left.dtype)
+    return jax.ffi.ffi_call("jaxnn_transposed_matmul", result)(left, right)
+
+
+def _batch_product(operands: Any, dims: Any) -> tuple[jax.Array, int]:
+    (size,) = {x.shape[dim] for x, dim in zip(operands, dims, strict=True) if dim is not None}
+    members = (
+        jnp.broadcast_to(x, (size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
+        for x, dim in zip(operands, dims, strict=True)
+    )
+    return _product.bind(*members), 0
+
+
+_product = Primitive("dense_product")  # of ``[*members, summed, rows]`` and ``[*members, summed, columns]``
+_product.def_impl(jax.jit(_product.bind))
+_product.def_abstract_eval(lambda x, y: x.update(shape=(*x.shape[:-2], x.shape[-1], y.shape[-1])))
+ad.defbilinear(_product, lambda g, x, y: y @ g.mT, lambda g, x, y: x @ g)
+batching.primitive_batchers[_product] = _batch_product
+mlir.register_lowering(_product, mlir.lower_fun(_evaluate_product, multiple_results=False))
+mlir.register_lowering(_product, mlir.lower_fun(_evaluate_product_native, multiple_results=False), platform="cpu")

@@ -52,7 +52,9 @@ def run_fused_inputs(
     operands = promote_dtype(inputs, weights.kernel, weights.bias, dtype=dtype)
     # With one axis of rows, not two, XLA:CPU computes the kernel's gradient without a transposed copy.
     rows = jax.lax.collapse(operands[0], 0, 2)
-    projected = dot_general(rows, operands[1], (((1,), (0,)), ((), ())))
+    # If devices share the batch, their rows are not together, as oneDNN's product would need them.
+    by = None if (sharding := batch_sharding(inputs.shape[1])) is None else "xla"
+    projected = dot_general(rows, operands[1], (((1,), (0,)), ((), ())), implementation=by)
     projected = projected.reshape(*inputs.shape[:2], projected.shape[-1]) + operands[2][None, None]
     hidden = jax.tree.leaves(carry)[-1]
     (recurrent_kernel,) = promote_dtype(
@@ -63,7 +65,7 @@ def run_fused_inputs(
     carry = jax.tree.map(lambda leaf: leaf.astype(wide), carry)
     biases = () if weights.recurrent_bias is None else (weights.recurrent_bias.astype(wide),)
     recurrence = recurrence or (_gru if biases else _lstm)
-    if (sharding := batch_sharding(inputs.shape[1])) is not None:
+    if sharding is not None:
         # XLA would gather the kernel in each step if it is sharded.
         recurrence = sharding.map_rows(recurrence, (1, None, *[None] * len(biases), 0), (1, 0))
     states, last = recurrence(projected.astype(wide), recurrent_kernel, *biases, carry)

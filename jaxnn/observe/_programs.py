@@ -252,6 +252,8 @@ def _count(
             found = [each for each, _ in pairs]
             if same and len(bodies[0].invars) == len(inputs):
                 inputs = pairs[0][1]
+        if name == "shard_map":  # shapes are those of one device
+            times = math.prod(equation.params["mesh"].shape[axis] for axis in equation.params["newly_manual_axes"])
         if name == "cond":
             found = [min(found, key=lambda each: sum(each.values()))]
         for part, count in [(cost(equation), 1), *((each, times) for each in found)]:
@@ -274,6 +276,8 @@ def _product_flops(equation: Any) -> float:
     if name in ("dense_product", "channels_last_convolution", "ragged_dot_general"):
         # [m, k] and [k, n] to [m, n]: the root of the three sizes' product is m * k * n.
         products = math.sqrt(math.prod(left) * math.prod(right) * size)
+        if name == "dense_product":
+            products /= math.sqrt(math.prod(left[:-2]))  # members of `jax.vmap` are in all three
         if (geometry := params.get("geometry")) is not None:
             sizes = (math.prod(axes) for axes in (geometry.kernel_size, geometry.output_size, geometry.input_size))
             kernel, outputs, inputs = sizes

@@ -1,4 +1,4 @@
-"""oneDNN's convolutions: equal to XLA's in every form, to the bit in every run, on any number of threads."""
+"""oneDNN's convolutions and dense gradients: XLA's in every form, to the bit in every run, on any number of threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxnn.nn import BatchSharding, Conv, conv_general_dilated, portable, use_batch_sharding
+from jaxnn.nn import BatchSharding, Conv, conv_general_dilated, dot_general, portable, use_batch_sharding
+from jaxnn.observe import implementations, product_flops
 from jaxnn.types import ConfigError
 from tests import draws
 from tests.nn.test_convolution import CASES, DENSE, DEPTHWISE, FORMS, GROUPS, Case, assert_exact, graded, with_gradients
@@ -198,6 +199,132 @@ def test_programs_for_other_platforms_have_xlas_convolution() -> None:
     stacked = [jnp.stack([array] * 2) for array in GROUPS.arrays()]
     text = jax.export.export(jax.jit(run), platforms=["cuda"])(*stacked).mlir_module()
     assert "stablehlo.convolution" in text and "jaxnn_convolution" not in text
+
+
+# Sizes of [batch, in_features] and [in_features, out_features]: cut into blocks of rows or of columns, equal or not.
+DENSE_SIZES = {
+    "rows": (70, 160, 128),
+    "columns": (90, 65, 300),
+    "odd": (129, 200, 97),
+    "narrow": (400, 2, 1),
+    "one": (1, 5, 3),
+    "empty": (0, 5, 3),
+}
+
+
+def dense(implementation: str | None, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())), implementation=implementation)
+
+
+def dense_arrays(name: str, dtype: Any = jnp.float32) -> list[jax.Array]:
+    batch, in_features, out_features = DENSE_SIZES[name]
+    return [draws.normal(0, batch, in_features, dtype=dtype), draws.normal(1, in_features, out_features, dtype=dtype)]
+
+
+def dense_gradients(implementation: str | None) -> Any:
+    return jax.value_and_grad(lambda *arrays: jnp.sum(dense(implementation, *arrays) ** 3), (0, 1))
+
+
+def assert_equal(both: Any, tolerance: float = 1e-5) -> None:
+    for ours, theirs in zip(*map(jax.tree.leaves, both), strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        ours, theirs = np.float32(ours), np.float32(theirs)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max(initial=0))
+
+
+def test_dense_gradients_equal_xla_to_any_order_and_in_a_scan() -> None:
+    arrays = {name: dense_arrays(name) for name in DENSE_SIZES}
+    tangents = {name: [array[::-1] for array in pair] for name, pair in arrays.items()}
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(implementation: str) -> Any:
+        first = dense_gradients(implementation)
+        results = [first(*pair) for pair in arrays.values()]
+        results += [jax.jvp(lambda *a: first(*a)[1], arrays[name], tangents[name]) for name in arrays]
+        x, kernel = arrays["rows"]
+        results.append(first(x.reshape(7, 5, 2, -1), kernel))
+        results.append(jax.grad(lambda *a: sum(jnp.sum(jnp.sin(g)) for g in first(*a)[1]), (0, 1))(x, kernel))
+        return results, lax.scan(lambda carry, _: (carry, results[:2]), 0, length=2)[1]
+
+    both = [run("onednn"), run("xla")]
+    assert_equal(both)
+    results, scanned = both[0]
+    jax.tree.map(np.testing.assert_array_equal, run("onednn"), both[0])
+    for step in range(2):
+        jax.tree.map(lambda a, b, step=step: np.testing.assert_array_equal(a[step], b), scanned, results[:2])
+
+
+def test_dense_gradients_of_bfloat16_are_summed_in_float32() -> None:
+    import jaxnn_onednn
+
+    if not jaxnn_onednn.has_bfloat16():
+        pytest.skip("this CPU has no instructions for bfloat16")
+    x, kernel = dense_arrays("rows", jnp.bfloat16)
+    gradient = lambda x, kernel: jax.vjp(functools.partial(dense, "onednn"), x, kernel)[1](x[:, :128])[1]  # noqa: E731
+    found, expected = jax.jit(gradient)(x, kernel), np.float32(x).T @ np.float32(x[:, :128])
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.float32(found), expected, rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.parametrize("axes", [(0, None), (None, -1), (1, 0)], ids=["inputs", "kernels", "both"])
+def test_dense_members_equal_separate_runs(axes: tuple[int | None, int | None]) -> None:
+    pairs = [list(zip(dense_arrays(name), axes, strict=True)) for name in ("rows", "columns")]
+    members = [[a if axis is None else jnp.stack([a, -2 * a, 3 * a], axis) for a, axis in pair] for pair in pairs]
+
+    def run(implementation: str, pair: Any) -> Any:
+        # Members of members, of which the outer share the inputs.
+        return jax.vmap(jax.vmap(dense_gradients(implementation), axes), (None, 0))(pair[0], jnp.stack([pair[1]] * 2))
+
+    assert_equal(jax.jit(lambda: [[run(by, pair) for pair in members] for by in ("onednn", "xla")])())
+    assert product_flops(functools.partial(run, "onednn"), members[0]) == {"float32": 2 * 3 * 6 * 70 * 160 * 128.0}
+
+
+def test_each_device_multiplies_its_rows() -> None:
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    x, kernel = draws.normal(0, 80, 160), dense_arrays("rows")[1]
+
+    def by_device(function: Any, in_axes: Any, out_axes: Any) -> Any:
+        specs = [tuple(PartitionSpec(*["data"] * (axis == 0)) for axis in axes) for axes in (in_axes, out_axes)]
+        return jax.shard_map(function, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
+
+    sharded = lambda *arrays: dense_gradients("onednn")(*arrays)  # noqa: E731
+    with use_batch_sharding(BatchSharding(len(x), lambda rows: rows, by_device)):  # in a program that XLA partitions
+        program = jax.jit(sharded).lower(x, kernel)
+        assert product_flops(sharded, x, kernel) == {"float32": 2 * 3 * 80 * 160 * 128.0}, "of all devices"
+        with pytest.raises(ConfigError, match="devices share the batch, whose axis is not the first"):
+            dense("onednn", x[None], kernel)
+    with pytest.raises(ConfigError, match="there is one row"):
+        dense("onednn", x[0], kernel)
+    assert re.findall(r"@jaxnn_transposed_matmul.*?: \(tensor<(\d+)x160x", program.as_text()) == ["20"]
+    rows = jax.shard_map(
+        lambda x, kernel: lax.psum(dense_gradients("onednn")(x, kernel)[0], "data"),
+        mesh=mesh,
+        in_specs=(PartitionSpec("data"), PartitionSpec()),
+        out_specs=PartitionSpec(),
+    )
+    expected = jax.jit(dense_gradients("xla"))(x, kernel)
+    assert_equal([program.compile()(x, kernel)[1], expected[1]])
+    assert_equal([jax.jit(jax.grad(rows, (0, 1)))(x, kernel), expected[1]])
+
+
+def test_dense_gradients_fall_back_to_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, kernel = jnp.ones((128, 65)), jnp.ones((65, 64))
+
+    def chosen(x: Any, kernel: Any) -> list[str]:
+        return implementations(functools.partial(dense, None), x, kernel).get("dense", ["xla"])
+
+    assert chosen(x, kernel) == ["onednn"] and chosen(x[:, 1:], kernel[1:]) == ["xla"], "of few products"
+    assert chosen(x.astype(jnp.float16), kernel.astype(jnp.float16)) == ["xla"]
+    (batch,) = jax.export.symbolic_shape("b")
+    symbolic = jax.ShapeDtypeStruct((batch, 65), x.dtype)
+    exported = jax.export.export(jax.jit(dense_gradients(None)))(symbolic, kernel)
+    assert_equal([exported.call(x, kernel), dense_gradients(None)(x, kernel)])
+    text = jax.export.export(jax.jit(dense_gradients("onednn")), platforms=["cuda"])(x, kernel).mlir_module()
+    assert text.count("stablehlo.dot_general") == 3 and "jaxnn_transposed_matmul" not in text
+    monkeypatch.setitem(sys.modules, "jaxnn_onednn", None)
+    assert chosen(x, kernel) == ["xla"]
+    with pytest.raises(ConfigError, match="dense cannot use 'onednn' here: the package jaxnn-onednn is not installed"):
+        dense("onednn", x, kernel)
 
 
 ON_ONE_THREAD = """

@@ -4,6 +4,7 @@
 - ``jaxnn_grow_trees(bins, pairs, units, columns, numbers)``: see ``src/trees.cc``; `jaxnn.trees` calls it.
 - ``jaxnn_lstm(products, kernel, c, h)`` and ``jaxnn_lstm_backward(…)``: see ``src/lstm.h``; `jaxnn.nn` calls them.
 - ``jaxnn_threads()``: the number of threads in XLA's pool, int32.
+- ``jaxnn_transposed_matmul(left, right)``: ``left.mT @ right``; `jaxnn.nn` calls it.
 """
 
 import ctypes
@@ -12,7 +13,14 @@ import pathlib
 
 import jax
 
-TARGETS = ("jaxnn_convolution", "jaxnn_grow_trees", "jaxnn_lstm", "jaxnn_lstm_backward", "jaxnn_threads")
+TARGETS = (
+    "jaxnn_convolution",
+    "jaxnn_grow_trees",
+    "jaxnn_lstm",
+    "jaxnn_lstm_backward",
+    "jaxnn_threads",
+    "jaxnn_transposed_matmul",
+)
 
 
 def _load() -> ctypes.CDLL:
@@ -42,5 +50,5 @@ def has_bfloat16() -> bool:
 
 
 def num_plans() -> int:
-    """The number of convolutions whose primitives are cached."""
+    """The number of convolutions and products whose primitives are cached."""
     return int(_library.jaxnn_num_plans())

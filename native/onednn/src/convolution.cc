@@ -2,6 +2,7 @@
 
 #include "convolution.h"
 
+#include <cstring>
 #include <exception>
 #include <string>
 

@@ -6,34 +6,16 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstring>
-#include <functional>
-#include <list>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <numeric>
-#include <unordered_map>
-#include <utility>
-#include <vector>
-
-#ifdef JAXNN_OPENMP
-#include <omp.h>
-#endif
 
 #include "buffer.h"
-#include "oneapi/dnnl/dnnl.hpp"
 #include "pool.h"
+#include "primitives.h"
 
 namespace jaxnn {
 
-using Dims = std::vector<int64_t>;
-using Type = dnnl::memory::data_type;
 enum Role : int64_t { kInput, kKernel, kOutput };
-
-inline int64_t product(const Dims& dims) {
-  return std::accumulate(dims.begin(), dims.end(), int64_t{1}, std::multiplies<>());
-}
 
 // One convolution, or a gradient of it: `missing` is computed from the other two.
 struct Geometry {
@@ -47,50 +29,11 @@ struct Geometry {
   int64_t bytes_of(Role role) const {
     return product(shapes[role]) * static_cast<int64_t>(dnnl::memory::data_type_size(type_of(role)));
   }
-  Dims key() const {
-    Dims key{missing, groups, static_cast<int64_t>(type), static_cast<int64_t>(result_type)};
+  Dims key(int64_t num_parts) const {
+    Dims key{num_parts, missing, groups, static_cast<int64_t>(type), static_cast<int64_t>(result_type)};
     for (const Dims* dims : {&shapes[0], &shapes[1], &shapes[2], &strides, &low, &high, &dilation})
       key.insert(key.end(), dims->begin(), dims->end());
     return key;
-  }
-};
-
-// While one exists, oneDNN creates and runs primitives on the calling thread alone: a team of OpenMP would compete
-// with XLA's threads. In a build without OpenMP nothing is to do.
-class OneThread {
-#ifdef JAXNN_OPENMP
- public:
-  OneThread() { omp_set_num_threads(1); }
-  ~OneThread() { omp_set_num_threads(before_); }
-
- private:
-  const int before_ = omp_get_max_threads();
-#else
- public:
-  OneThread() {}
-#endif
-};
-
-inline const dnnl::engine& cpu() {
-  static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
-  return engine;
-}
-
-// A primitive with the memory that it needs besides its arguments.
-struct Step {
-  dnnl::primitive primitive;
-  size_t scratch_bytes = 0;
-
-  void run(std::unordered_map<int, dnnl::memory> arguments) const {
-    thread_local Buffer scratch;
-    thread_local dnnl::stream stream(cpu());
-    const OneThread alone;
-    const Dims size{static_cast<int64_t>(scratch_bytes)};
-    const dnnl::memory::desc desc(size, Type::u8, Dims{1});
-    if (scratch_bytes) arguments.insert({DNNL_ARG_SCRATCHPAD, {desc, cpu(), scratch.reserve(scratch_bytes)}});
-    primitive.execute(stream, arguments);
-    stream.wait();
-    scratch.trim();
   }
 };
 
@@ -212,52 +155,6 @@ class Planner {
   dnnl::primitive_attr attributes_;
 };
 
-// The plans used last. Plans in use outlive their removal.
-class PlanCache {
- public:
-  static constexpr size_t kLimit = 256;
-
-  static PlanCache& instance() {
-    static PlanCache* const cache = new PlanCache;  // never destroyed: threads of XLA may outlive the main one
-    return *cache;
-  }
-
-  std::shared_ptr<const Plan> find(const Geometry& geometry, int64_t num_parts) {
-    Dims key = geometry.key();
-    key.push_back(num_parts);
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      const auto found = places_.find(key);
-      if (found != places_.end()) {
-        entries_.splice(entries_.begin(), entries_, found->second);
-        return found->second->second;
-      }
-    }
-    auto plan = Planner(geometry).plan(num_parts);  // takes milliseconds: without the lock
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto [place, is_new] = places_.try_emplace(key);
-    if (!is_new) return place->second->second;
-    entries_.emplace_front(std::move(key), plan);
-    place->second = entries_.begin();
-    if (entries_.size() > kLimit) {
-      places_.erase(entries_.back().first);
-      entries_.pop_back();
-    }
-    return plan;
-  }
-
-  size_t size() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return entries_.size();
-  }
-
- private:
-  using Entry = std::pair<Dims, std::shared_ptr<const Plan>>;
-  std::mutex mutex_;
-  std::list<Entry> entries_;
-  std::map<Dims, std::list<Entry>::iterator> places_;
-};
-
 // The number of parts of each of `members` batches: together a multiple of the threads, but none too small to be worth
 // a thread, and not too many copies of a kernel's gradient.
 inline int64_t count_parts(const Geometry& g, int64_t members, int64_t threads) {
@@ -275,7 +172,8 @@ inline int64_t count_parts(const Geometry& g, int64_t members, int64_t threads) 
 template <typename Pool>
 void convolve(Pool& pool, const Geometry& g, const std::array<char*, 3>& arrays, int64_t members) {
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
-  const auto plan = PlanCache::instance().find(g, count_parts(g, members, threads));
+  const int64_t most = count_parts(g, members, threads);
+  const auto plan = PlanCache::instance().find<Plan>(g.key(most), [&] { return Planner(g).plan(most); });
   const bool is_gradient = g.missing == kKernel, is_plain = plan->kernel == plan->plain;
   const int64_t parts = plan->num_parts, copies = is_gradient ? parts : 1;
   const size_t kernel_bytes = g.bytes_of(kKernel), chosen_bytes = plan->kernel.get_size();

@@ -1,4 +1,4 @@
-// Stress of the pool, the convolutions and the LSTM, for thread and address sanitizers: `make onednn-sanitize`.
+// Stress of the pool, the convolutions, the LSTM and the products, under sanitizers: `make onednn-sanitize`.
 
 #include <atomic>
 #include <cstdio>
@@ -9,6 +9,7 @@
 
 #include "convolution.h"
 #include "lstm.h"
+#include "transposed_matmul.h"
 
 namespace {
 
@@ -129,7 +130,8 @@ void stress_convolutions() {
     const jaxnn::Geometry g{jaxnn::kOutput, 1, jaxnn::Type::f32, jaxnn::Type::f32,
                             {jaxnn::Dims{1, size, 1}, jaxnn::Dims{1, 1, 1}, jaxnn::Dims{1, size, 1}},
                             {1}, {0}, {0}, {1}};
-    jaxnn::PlanCache::instance().find(g, 1);
+    const auto make = [&g] { return jaxnn::Planner(g).plan(1); };
+    jaxnn::PlanCache::instance().find<jaxnn::Plan>(g.key(1), make);
   }
   check(jaxnn::PlanCache::instance().size() == jaxnn::PlanCache::kLimit, "the cache is full and no fuller");
 }
@@ -167,11 +169,43 @@ void stress_lstm() {
   }
 }
 
+// Products of several sizes, with blocks of rows or columns, from several callers: with the same bits as alone.
+void stress_products() {
+  const int64_t kMembers = 3;
+  ThreadPool pool(4);
+  const auto run = [&](int64_t rows) {
+    const jaxnn::ProductSize size{70, rows, 150};
+    std::array<std::vector<float>, 3> arrays{std::vector<float>(kMembers * size.summed * size.rows),
+                                             std::vector<float>(kMembers * size.summed * size.columns),
+                                             std::vector<float>(kMembers * size.rows * size.columns)};
+    std::array<char*, 3> pointers;
+    for (size_t k = 0; k < 3; ++k) {
+      for (size_t i = 0; i < arrays[k].size(); ++i) arrays[k][i] = static_cast<float>(i % 17) - 8;
+      pointers[k] = reinterpret_cast<char*>(arrays[k].data());
+    }
+    jaxnn::multiply_transposed(pool, size, jaxnn::Type::f32, pointers, kMembers);
+    return arrays[2];
+  };
+  std::map<int64_t, std::vector<float>> alone;
+  for (int64_t rows = 120; rows < 180; rows += 15) alone[rows] = run(rows);
+  std::vector<std::thread> callers;
+  for (int64_t caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&, caller] {
+      for (int64_t round = 0; round < 12; ++round) {
+        const int64_t rows = 120 + (round + caller) % 4 * 15;
+        check(run(rows) == alone[rows], "the bits of every product");
+      }
+    });
+  }
+  for (auto& caller : callers) caller.join();
+}
+
 }  // namespace
 
 int main() {
   for (const int num_threads : {0, 1, 2, 5}) stress_pool(num_threads);
   stress_convolutions();
   stress_lstm();
+  stress_products();
   std::puts("passed");
 }
