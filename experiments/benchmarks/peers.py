@@ -1,9 +1,8 @@
 """Training speed of jaxnn, PyTorch, Keras and plain JAX: each contender is a process, timed in alternation.
 
-Claim     on a CPU with two cores jaxnn is faster than the best peer on mnist_mlp, fasttext and char_gpt, slower on the
-          convolutional networks and the LSTM, and faster than every other use of JAX on all networks
-          (results and bounds: docs/performance.md)
-Command   make benchmark
+Claim     on a CPU with two cores and the native kernels jaxnn is faster than PyTorch on the MLP, the CNNs and the LSTM;
+          without them it is slower on convolutional networks and the LSTM (results and bounds: docs/performance.md)
+Command   make onednn benchmark
 
 Each contender is a new process in each round. All train the same network from the same initial weights on the same data
 with the same optimizer, and must reach the same losses without dropout before they are timed with it. Compilation and
