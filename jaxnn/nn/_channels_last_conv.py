@@ -173,6 +173,7 @@ def _operand_roles(missing: str) -> list[str]:
 
 
 def evaluate(first: jax.Array, second: jax.Array, *, missing: str, geometry: Geometry) -> jax.Array:
+    """The one of the three that is ``missing``, from the other two, by XLA."""
     if _member_axes(first, geometry):
         one = functools.partial(evaluate, missing=missing, geometry=geometry)
         result: jax.Array = lax.map(lambda pair: one(*pair), (first, second))
