@@ -16,6 +16,7 @@ from jaxnn.nn._layer_arguments import (
     choose,
     collect_reasons,
     is_full,
+    map_rows,
     mean_over_batch_axis,
     normal_rows,
     partition_specs,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.nn._layer_arguments import batch_sharding, choose, compute_capability, scope, shard_rows
+from jaxnn.nn._layer_arguments import choose, compute_capability, map_rows, scope, shard_rows
 from jaxnn.nn._memory_efficient_attention import BLOCK, memory_efficient_attention
 from jaxnn.types import ConfigError
 
@@ -210,14 +210,14 @@ def _cudnn(args: _Arguments) -> jax.Array:
     lengths = None if args.lengths is None else jnp.maximum(args.lengths, 1)
 
     def compute(query: Any, key: Any, value: Any, bias: Any, mask: Any, **options: Any) -> jax.Array:
-        def run(query: Any, key: Any, value: Any, bias: Any, mask: Any, lengths: Any) -> tuple[jax.Array]:
+        def run(query: Any, key: Any, value: Any, bias: Any, mask: Any, lengths: Any) -> jax.Array:
             given = {"bias": bias, "mask": mask, "key_value_seq_lengths": lengths, "implementation": "cudnn"}
-            return (jax.nn.dot_product_attention(query, key, value, **given, **options),)
+            return jax.nn.dot_product_attention(query, key, value, **given, **options)  # type: ignore[no-any-return]
 
         # JAX cannot partition it within `jax.shard_map`, as over the members of a sweep.
-        if (sharding := batch_sharding(batch)) is not None and not jax.sharding.get_abstract_mesh().empty:
-            run = sharding.map_rows(run, (0,) * 6, (0,))
-        return run(query, key, value, bias, mask, lengths)[0]
+        within = not jax.sharding.get_abstract_mesh().empty
+        mapped = map_rows(run, batch, (0,) * 6, 0) if within else run
+        return mapped(query, key, value, bias, mask, lengths)
 
     return _by_function(args, compute, bias=bias, mask=mask)
 

@@ -13,7 +13,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._layer_arguments import at_least_int32, batch_axis, batch_sharding, check_rate, choose, scope
+from jaxnn.nn._layer_arguments import at_least_int32, batch_axis, check_rate, choose, map_rows, scope
 from jaxnn.nn._onednn import product_obstacle, transposed_product
 from jaxnn.types import ConfigError
 
@@ -47,14 +47,9 @@ def dot_general(
     if choose("dense", implementation, {"onednn": obstacle}) == "xla":
         return _dense(False, inputs, kernel)
 
-    def run(inputs: jax.Array, kernel: jax.Array) -> tuple[jax.Array]:
-        return (_dense(True, inputs, kernel),)
-
-    # XLA cannot partition oneDNN's product, and would give each device all rows.
-    if (sharding := batch_sharding(inputs.shape[0])) is not None:
-        run = sharding.map_rows(run, (0, None), (0,))
+    run = map_rows(functools.partial(_dense, True), inputs.shape[0], (0, None), 0)
     with scope("dense", "onednn"):
-        return run(inputs, kernel)[0]
+        return run(inputs, kernel)  # type: ignore[no-any-return]
 
 
 class Dense(linen.Dense):

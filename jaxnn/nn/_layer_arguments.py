@@ -227,9 +227,7 @@ class BatchSharding(NamedTuple):
 
     size: int  # examples; arrays with as many rows are taken to have a batch axis
     constrain: Callable[[jax.Array], jax.Array]  # shards an array ``[batch, ...]`` by rows
-    # ``(function, in_axes, out_axes)`` to the function that each device runs on its rows: the batch axis of each
-    # argument and result, None for one that all devices share.
-    map_rows: Callable[[Callable[..., Any], Sequence[int | None], Sequence[int | None]], Callable[..., Any]]
+    map_rows: Callable[[Callable[..., Any], Sequence[int | None], Any], Callable[..., Any]]  # see `map_rows`
 
 
 @contextlib.contextmanager
@@ -255,6 +253,24 @@ def batch_sharding(num_rows: int) -> BatchSharding | None:
     """
     sharding = _sharding.get()
     return None if sharding is None or num_rows % sharding.size else sharding
+
+
+def map_rows(
+    function: Callable[..., Any], num_rows: int, in_axes: Sequence[int | None], out_axes: Any
+) -> Callable[..., Any]:
+    """The function as each device runs it on its rows if ``num_rows`` rows are sharded here; otherwise ``function``.
+
+    XLA cannot partition calls to libraries, and would give each device all rows. ``in_axes`` and ``out_axes``, which is
+    an int or None for one result, are the batch axes of arguments and results; None for what all devices share.
+    """
+    if (sharding := batch_sharding(num_rows)) is None:
+        return function
+
+    def local(*args: Any) -> Any:
+        with _setting(_sharding, None):
+            return function(*args)
+
+    return sharding.map_rows(local, in_axes, out_axes)
 
 
 def shard_rows(tree: PyTree) -> PyTree:

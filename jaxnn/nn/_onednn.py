@@ -7,6 +7,7 @@ Source: `oneDNN <https://uxlfoundation.github.io/oneDNN>`_.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -21,7 +22,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxnn.nn._channels_last_conv import Geometry, abstract_result, convolution, convolve, evaluate
-from jaxnn.nn._layer_arguments import batch_sharding, platform
+from jaxnn.nn._layer_arguments import batch_sharding, map_rows, platform
 
 INSTALL = "make onednn (or: pip install ./native/onednn)"
 _DTYPES = "float32", "bfloat16"
@@ -95,14 +96,9 @@ def onednn_conv(inputs: jax.Array, kernel: jax.Array, geometry: Geometry, groups
     """
     g = geometry._replace(groups=groups, native=True)
 
-    def run(inputs: jax.Array, kernel: jax.Array) -> tuple[jax.Array]:
-        transposed = max(g.input_dilation) > 1
-        return ((_transposed_convolution if transposed else _cropped_convolution)(inputs, kernel, g),)
-
-    # XLA cannot partition the call, and would give each device all rows.
-    if (sharding := batch_sharding(inputs.shape[0])) is not None:
-        run = sharding.map_rows(run, (0, None), (0,))
-    return run(inputs, kernel)[0]
+    convolve_rows = _transposed_convolution if max(g.input_dilation) > 1 else _cropped_convolution
+    run = map_rows(functools.partial(convolve_rows, geometry=g), inputs.shape[0], (0, None), 0)
+    return run(inputs, kernel)  # type: ignore[no-any-return]
 
 
 def _cropped_convolution(inputs: jax.Array, kernel: jax.Array, geometry: Geometry) -> jax.Array:

@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
 from jaxnn.nn._dense import dot_general
-from jaxnn.nn._layer_arguments import batch_sharding, compute_capability
+from jaxnn.nn._layer_arguments import compute_capability, map_rows
 from jaxnn.nn._onednn import native_obstacle
 
 type _Pair = tuple[jax.Array, jax.Array]
@@ -49,26 +49,26 @@ def run_fused_inputs(
     ``carry`` is the state before the first step, ``[batch, features]`` or a tuple of such, the output last.
     ``recurrence`` computes all steps; by default it is `_gru` if there is a recurrent bias, otherwise `_lstm`.
     """
-    operands = promote_dtype(inputs, weights.kernel, weights.bias, dtype=dtype)
-    # With one axis of rows, not two, XLA:CPU computes the kernel's gradient without a transposed copy.
-    rows = jax.lax.collapse(operands[0], 0, 2)
-    # If devices share the batch, their rows are not together, as oneDNN's product would need them.
-    by = None if (sharding := batch_sharding(inputs.shape[1])) is None else "xla"
-    projected = dot_general(rows, operands[1], (((1,), (0,)), ((), ())), implementation=by)
-    projected = projected.reshape(*inputs.shape[:2], projected.shape[-1]) + operands[2][None, None]
-    hidden = jax.tree.leaves(carry)[-1]
-    (recurrent_kernel,) = promote_dtype(
-        weights.recurrent_kernel, dtype=dtype or jnp.result_type(hidden, weights.recurrent_kernel)
-    )
-    # As in Flax, a float32 state stays float32 if products are computed in bfloat16.
-    wide = jnp.result_type(projected, recurrent_kernel, *jax.tree.leaves(carry))
-    carry = jax.tree.map(lambda leaf: leaf.astype(wide), carry)
-    biases = () if weights.recurrent_bias is None else (weights.recurrent_bias.astype(wide),)
-    recurrence = recurrence or (_gru if biases else _lstm)
-    if sharding is not None:
-        # XLA would gather the kernel in each step if it is sharded.
-        recurrence = sharding.map_rows(recurrence, (1, None, *[None] * len(biases), 0), (1, 0))
-    states, last = recurrence(projected.astype(wide), recurrent_kernel, *biases, carry)
+
+    def run(inputs: jax.Array, weights: Weights, carry: Any) -> tuple[Any, Any]:
+        operands = promote_dtype(inputs, weights.kernel, weights.bias, dtype=dtype)
+        # With one axis of rows, not two, XLA:CPU computes the kernel's gradient without a transposed copy.
+        rows = jax.lax.collapse(operands[0], 0, 2)
+        projected = dot_general(rows, operands[1], (((1,), (0,)), ((), ())))
+        projected = projected.reshape(*inputs.shape[:2], projected.shape[-1]) + operands[2][None, None]
+        hidden = jax.tree.leaves(carry)[-1]
+        (recurrent_kernel,) = promote_dtype(
+            weights.recurrent_kernel, dtype=dtype or jnp.result_type(hidden, weights.recurrent_kernel)
+        )
+        # As in Flax, a float32 state stays float32 if products are computed in bfloat16.
+        wide = jnp.result_type(projected, recurrent_kernel, *jax.tree.leaves(carry))
+        carry = jax.tree.map(lambda leaf: leaf.astype(wide), carry)
+        biases = () if weights.recurrent_bias is None else (weights.recurrent_bias.astype(wide),)
+        steps = recurrence or (_gru if biases else _lstm)
+        return steps(projected.astype(wide), recurrent_kernel, *biases, carry)
+
+    # XLA would gather a sharded kernel in each step, and exchange rows where the batch is not the first axis.
+    states, last = map_rows(run, inputs.shape[1], (1, None, 0), (1, 0))(inputs, weights, carry)
     if lengths is not None:
         steps, columns, any_step = lengths - 1, jnp.arange(lengths.size), lengths[:, None] > 0
         last = jax.tree.map(lambda states, first: jnp.where(any_step, states[steps, columns], first), states, carry)
@@ -313,11 +313,7 @@ def run_cudnn(
     each = [weights for weights, _ in directions]
     matrices = [matrix.T.ravel() for one in each for matrix in (one.kernel, one.recurrent_kernel)]
     weights = jnp.concatenate(matrices + [part for one in each for part in (jnp.zeros_like(one.bias), one.bias)])
-    run: Any = partial(_cudnn, options)
-    if (
-        sharding := batch_sharding(batch)
-    ) is not None:  # XLA would gather the batch and compute all of it on every device
-        run = sharding.map_rows(run, (0, 1, 1, None, 0), (0, 1, 1))
+    run = map_rows(partial(_cudnn, options), batch, (0, 1, 1, None, 0), (0, 1, 1))
     outputs, last_h, last_c = run(inputs.swapaxes(0, 1), h, c, weights, lengths.astype(jnp.int32))
     by_direction = jnp.split(outputs.swapaxes(0, 1), len(directions), axis=-1)
     return [((last_c[k], last_h[k]), y) for k, y in enumerate(by_direction)]

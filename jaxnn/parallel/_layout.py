@@ -131,14 +131,14 @@ class Layout(NamedTuple):
         return jax.tree.map(constrain, tree)
 
     def map_rows(
-        self, function: Callable[..., Any], in_axes: Sequence[int | None], out_axes: Sequence[int | None]
+        self, function: Callable[..., Any], in_axes: Sequence[int | None], out_axes: Any
     ) -> Callable[..., Any]:
-        """Within a program, the function that each device runs on its rows; None for what all devices share."""
+        """Within a program, the function that each device runs on its rows; see `nn.map_rows`."""
 
-        def specs(axes: Sequence[int | None]) -> tuple[PartitionSpec, ...]:
-            return tuple(
-                PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, *self.batch_spec) for axis in axes
-            )
+        def specs(axes: Any) -> Any:
+            if isinstance(axes, Sequence):
+                return tuple(map(specs, axes))
+            return PartitionSpec() if axes is None else PartitionSpec(*[None] * axes, *self.batch_spec)
 
         mesh = self._mesh_here
         # Within `jax.shard_map` over other axes, along all that are left: what JAX cannot partition there is repeated.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxnn.nn import batch_sharding, choose, native_obstacle, scope
+from jaxnn.nn import batch_sharding, choose, map_rows, native_obstacle, scope
 from jaxnn.trees._splits import WORDS, Growth, Split, best_splits, is_sequential, leaf_value, real
 from jaxnn.types import cpu_count
 
@@ -69,17 +69,16 @@ def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins:
             hessian = summed.astype(jnp.int32)
             return jnp.stack([((summed - hessian.astype(jnp.int64)) >> 32).astype(jnp.int32), hessian], axis=-1)
 
-    def all_columns(bins: Array, slot: Array, pairs: Array) -> tuple[Array]:
+    def all_columns(bins: Array, slot: Array, pairs: Array) -> Any:
         if is_sequential():
             found = jax.custom_batching.sequential_vmap(one_by_one)(bins, slot, pairs)
         else:
             found = jax.vmap(of_column, in_axes=(None, None, 0))(slot, pairs, bins)
-        return (found if sharding is None else jax.lax.psum(found, jax.sharding.get_abstract_mesh().manual_axes),)
+        return jax.lax.psum(found, jax.sharding.get_abstract_mesh().manual_axes) if is_sharded else found
 
-    sharding = batch_sharding(len(slot))
-    on_each = all_columns if sharding is None else sharding.map_rows(all_columns, (1, 0, 0), (None,))
-    (found,) = on_each(bins, slot, pairs)
-    return found.reshape(bins.shape[0], num_slots, num_bins, 2)
+    is_sharded = batch_sharding(len(slot)) is not None
+    found = map_rows(all_columns, len(slot), (1, 0, 0), None)(bins, slot, pairs)
+    return found.reshape(bins.shape[0], num_slots, num_bins, 2)  # type: ignore[no-any-return]
 
 
 def empty_tree(num_nodes: int) -> Tree:
@@ -271,15 +270,14 @@ def _child_bounds(split: Split, bounds: Array, growth: Growth) -> tuple[Array, A
 def _down(column: Array, left_bins: Array, left: Array, bins: Array, node: Array) -> Array:
     """The child of ``node [rows]`` that each row of ``bins [columns, rows]`` goes to; leaves stay."""
 
-    def down(column: Array, left_bins: Array, left: Array, bins: Array, node: Array) -> tuple[Array]:
+    def down(column: Array, left_bins: Array, left: Array, bins: Array, node: Array) -> Array:
         bin_ = bins[jnp.maximum(column, 0)[node], jnp.arange(bins.shape[1])]
         word = left_bins[node, (bin_ >> 5).astype(jnp.int32)]
         is_left = (word >> (bin_ & 31).astype(jnp.uint32)) & 1 == 1
-        return (jnp.where(left[node] == node, node, left[node] + 1 - is_left),)
+        return jnp.where(left[node] == node, node, left[node] + 1 - is_left)
 
-    sharding = batch_sharding(node.shape[0])  # symbolic in `jax.export`
-    on_each = down if sharding is None else sharding.map_rows(down, (None, None, None, 1, 0), (0,))
-    return on_each(column, left_bins, left, bins, node)[0]
+    on_each = map_rows(down, node.shape[0], (None, None, None, 1, 0), 0)  # the shape is symbolic in `jax.export`
+    return on_each(column, left_bins, left, bins, node)  # type: ignore[no-any-return]
 
 
 def find_leaves(tree: Tree, bins: Array, max_depth: int) -> Array:

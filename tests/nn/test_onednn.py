@@ -22,6 +22,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxnn.nn import BatchSharding, Conv, conv_general_dilated, dot_general, portable, use_batch_sharding
 from jaxnn.observe import implementations, product_flops
+from jaxnn.parallel import Layout
 from jaxnn.types import ConfigError
 from tests import draws
 from tests.nn.test_convolution import CASES, DENSE, DEPTHWISE, FORMS, GROUPS, Case, assert_exact, graded, with_gradients
@@ -131,10 +132,6 @@ def test_each_device_convolves_its_rows() -> None:
     def loss(kernel: jax.Array, x: jax.Array) -> jax.Array:
         return jnp.sum(function(x, kernel) ** 2)
 
-    def by_device(function: Any, in_axes: Any, out_axes: Any) -> Any:
-        specs = [tuple(PartitionSpec(*["data"] * (axis == 0)) for axis in axes) for axes in (in_axes, out_axes)]
-        return jax.shard_map(function, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
-
     def shard(kernel: jax.Array, x: jax.Array) -> jax.Array:
         return lax.psum(loss(kernel, x), "data")
 
@@ -142,7 +139,9 @@ def test_each_device_convolves_its_rows() -> None:
     sharded = jax.shard_map(shard, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())
     expected = jax.jit(jax.grad(loss, (0, 1)))(kernel, x)
     gradients = [jax.jit(jax.grad(sharded, (0, 1)))(kernel, x)]
-    with use_batch_sharding(BatchSharding(len(x), lambda rows: rows, by_device)):  # in a program that XLA partitions
+    with use_batch_sharding(
+        BatchSharding(len(x), lambda rows: rows, Layout(mesh=mesh).map_rows)
+    ):  # in a program that XLA partitions
         program = jax.jit(jax.grad(loss, (0, 1))).lower(kernel, x)
     calls = re.findall(r"@jaxnn_convolution.*?: \(tensor<(\d+)x16x16x16", program.as_text())
     assert len(calls) >= 2 and set(calls) == {"2"}
@@ -283,12 +282,10 @@ def test_each_device_multiplies_its_rows() -> None:
     mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
     x, kernel = draws.normal(0, 80, 160), dense_arrays("rows")[1]
 
-    def by_device(function: Any, in_axes: Any, out_axes: Any) -> Any:
-        specs = [tuple(PartitionSpec(*["data"] * (axis == 0)) for axis in axes) for axes in (in_axes, out_axes)]
-        return jax.shard_map(function, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
-
     sharded = lambda *arrays: dense_gradients("onednn")(*arrays)  # noqa: E731
-    with use_batch_sharding(BatchSharding(len(x), lambda rows: rows, by_device)):  # in a program that XLA partitions
+    with use_batch_sharding(
+        BatchSharding(len(x), lambda rows: rows, Layout(mesh=mesh).map_rows)
+    ):  # in a program that XLA partitions
         program = jax.jit(sharded).lower(x, kernel)
         assert product_flops(sharded, x, kernel) == {"float32": 2 * 3 * 80 * 160 * 128.0}, "of all devices"
         with pytest.raises(ConfigError, match="devices share the batch, whose axis is not the first"):

@@ -17,6 +17,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxnn.nn import GRU, LSTM, BatchSharding, Bidirectional, use_batch_sharding
+from jaxnn.parallel import Layout
 from jaxnn.types import ConfigError
 from tests import draws
 
@@ -149,11 +150,6 @@ def test_each_device_runs_its_rows() -> None:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         return jnp.sum(layer.apply(params, x.swapaxes(0, 1)) ** 2)
 
-    def by_device(function: Any, in_axes: Any, out_axes: Any) -> Any:
-        spec = {None: PartitionSpec(), 0: PartitionSpec("data"), 1: PartitionSpec(None, "data")}
-        specs = [tuple(spec[axis] for axis in axes) for axes in (in_axes, out_axes)]
-        return jax.shard_map(function, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
-
     def shard(params: Any, x: jax.Array) -> jax.Array:
         return lax.psum(loss(params, x), "data")
 
@@ -162,7 +158,9 @@ def test_each_device_runs_its_rows() -> None:
     )
     expected = jax.jit(jax.grad(loss, (0, 1)))(params, x)
     assert_near(jax.jit(jax.grad(sharded, (0, 1)))(params, x), expected)
-    with use_batch_sharding(BatchSharding(len(x), lambda rows: rows, by_device)):  # in a program that XLA partitions
+    with use_batch_sharding(
+        BatchSharding(len(x), lambda rows: rows, Layout(mesh=mesh).map_rows)
+    ):  # in a program that XLA partitions
         program = jax.jit(jax.grad(loss, (0, 1))).lower(params, x)
     calls = re.findall(r"@jaxnn_lstm.*?: \(tensor<20x(\d+)x128", program.as_text())
     assert len(calls) == 2 and set(calls) == {"2"}
