@@ -3,14 +3,15 @@
 Claim     none: it shows what bounds each network, and how far jaxnn is from the bound
 Command   python experiments/benchmarks/limits.py
 
-The lower bound of a step is the longer of two times: its matrix products and convolutions at the rate of the device's
-best large product, and its unavoidable bytes at the memory bandwidth. The bytes are parameters and Adam's two moments,
+The lower bound of a step is the longer of two times: its matrix products and convolutions at the rate of the best large
+product of XLA, NumPy and oneDNN on this device, and its unavoidable bytes at the memory bandwidth. The bytes are parameters and Adam's two moments,
 read and written once, and all residuals of the forward pass, written and read once. Caches are faster than memory, so
 the second is not a strict bound for small networks.
 """
 
 import dataclasses
 import functools
+import importlib.util
 import json
 import math
 import statistics
@@ -38,6 +39,12 @@ import problem as problem_files
 import problems
 
 ADAM_PASSES = 6  # p, m and v, each read and written
+ONEDNN: Any = {
+    "window_strides": (1, 1),
+    "padding": "VALID",
+    "dimension_numbers": ("NHWC", "HWIO", "NHWC"),
+    "implementation": "onednn",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +62,22 @@ def fastest(call: Callable[[], Any], repeats: int = 10) -> float:
     return min(interleaved({0: per_call(lambda: jax.block_until_ready(call()), 0.0)}, rounds=repeats)[0])
 
 
-def product_rate() -> float:
-    """Returns FLOP/s of the best square float32 product."""
-    rates = []
+def product_rates() -> dict[str, float]:
+    """Returns FLOP/s of the best large float32 product of each library that is here, by its name."""
+    rates: dict[str, float] = {}
+    calls: dict[str, Callable[..., Any]] = {"XLA": jax.jit(jnp.matmul)}
+    if jax.default_backend() == "cpu":
+        calls["NumPy"] = np.matmul
+        if importlib.util.find_spec("jaxnn_onednn") is not None:
+            calls["oneDNN"] = jax.jit(lambda x, y: jn.nn.conv_general_dilated(x, y, **ONEDNN))
     for size in (512, 1024, 2048):
-        product = functools.partial(jax.jit(jnp.matmul), jnp.ones((size, size)), jnp.ones((size, size)))
-        rates.append(2 * size**3 / fastest(product))
-    return max(rates)
+        square = np.ones((size, size), np.float32)
+        for name, call in calls.items():
+            # oneDNN's product here is a convolution of one pixel.
+            of_pixels = (square[:, None, None], square[None, None]) if name == "oneDNN" else (square, square)
+            operands = of_pixels if name == "NumPy" else jax.device_put(of_pixels)
+            rates[name] = max(rates.get(name, 0), 2 * size**3 / fastest(functools.partial(call, *operands)))
+    return rates
 
 
 def memory_rate() -> float:
@@ -133,8 +149,10 @@ def seconds_per_step(problem: Any, steps: int, rounds: int) -> list[float]:
 
 def main(options: Options) -> None:
     """Measures the device, then each network, and prints the ratios."""
-    rate, bandwidth = product_rate(), memory_rate()
-    print(f"products {rate / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s; {describe_machine()}", flush=True)
+    rates, bandwidth = product_rates(), memory_rate()
+    rate = max(rates.values())
+    listed = ", ".join(f"{name} {one / 1e9:.0f}" for name, one in rates.items())
+    print(f"products {listed} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s; {describe_machine()}", flush=True)
     results, table = {}, []
     for name in options.networks:
         with tempfile.TemporaryDirectory() as folder:
@@ -150,7 +168,7 @@ def main(options: Options) -> None:
         table.append((name, *work_done, *times))
         results[name] = {"flops": num_flops, "bytes": num_bytes, "floor_seconds": floors, "seconds": measured}
     print(text_table(table, ("network", "GFLOP", "MB", "bound ms", "bound by", "jaxnn ms", "bound/jaxnn")))
-    device = {"products_flops_per_second": rate, "memory_bytes_per_second": bandwidth}
+    device = {"products_flops_per_second": rates, "memory_bytes_per_second": bandwidth}
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"limits_{jax.default_backend()}.json"
     path.write_text(json.dumps({**describe_machine()._asdict(), **device, "networks": results}, indent=1))
