@@ -3,10 +3,10 @@
 Claim     none: it shows what bounds each network, and how far jaxnn is from the bound
 Command   python experiments/benchmarks/limits.py
 
-The lower bound of a step is the longer of two times: its matrix products and convolutions at the rate of the best large
-product of XLA, NumPy and oneDNN on this device, and its unavoidable bytes at the memory bandwidth. The bytes are parameters and Adam's two moments,
-read and written once, and all residuals of the forward pass, written and read once. Caches are faster than memory, so
-the second is not a strict bound for small networks.
+The lower bound of a step is the longer of two times: its matrix products and convolutions at the best rate that XLA,
+NumPy or oneDNN reaches in a large one on this device, and its unavoidable bytes at the memory bandwidth. The bytes are
+parameters and Adam's two moments, read and written once, and all residuals of the forward pass, written and read once.
+Caches are faster than memory, so the second is not a strict bound for small networks.
 """
 
 import dataclasses
@@ -39,12 +39,7 @@ import problem as problem_files
 import problems
 
 ADAM_PASSES = 6  # p, m and v, each read and written
-ONEDNN: Any = {
-    "window_strides": (1, 1),
-    "padding": "VALID",
-    "dimension_numbers": ("NHWC", "HWIO", "NHWC"),
-    "implementation": "onednn",
-}
+CHANNELS_LAST: Any = {"window_strides": (1, 1), "padding": "VALID", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,18 +60,17 @@ def fastest(call: Callable[[], Any], repeats: int = 10) -> float:
 def product_rates() -> dict[str, float]:
     """Returns FLOP/s of the best large float32 product of each library that is here, by its name."""
     rates: dict[str, float] = {}
-    calls: dict[str, Callable[..., Any]] = {"XLA": jax.jit(jnp.matmul)}
-    if jax.default_backend() == "cpu":
-        calls["NumPy"] = np.matmul
-        if importlib.util.find_spec("jaxnn_onednn") is not None:
-            calls["oneDNN"] = jax.jit(lambda x, y: jn.nn.conv_general_dilated(x, y, **ONEDNN))
     for size in (512, 1024, 2048):
         square = np.ones((size, size), np.float32)
+        calls = {"XLA": functools.partial(jax.jit(jnp.matmul), *jax.device_put((square, square)))}
+        if jax.default_backend() == "cpu":
+            calls["NumPy"] = functools.partial(np.matmul, square, square)
         for name, call in calls.items():
-            # oneDNN's product here is a convolution of one pixel.
-            of_pixels = (square[:, None, None], square[None, None]) if name == "oneDNN" else (square, square)
-            operands = of_pixels if name == "NumPy" else jax.device_put(of_pixels)
-            rates[name] = max(rates.get(name, 0), 2 * size**3 / fastest(functools.partial(call, *operands)))
+            rates[name] = max(rates.get(name, 0), 2 * size**3 / fastest(call))
+    if importlib.util.find_spec("jaxnn_onednn") is not None:
+        images, kernel = jnp.ones((256, 10, 10, 128)), jnp.ones((3, 3, 128, 128))
+        convolve = jax.jit(functools.partial(jn.nn.conv_general_dilated, implementation="onednn", **CHANNELS_LAST))
+        rates["oneDNN"] = 2 * 256 * 8 * 8 * kernel.size / fastest(lambda: convolve(images, kernel))
     return rates
 
 
