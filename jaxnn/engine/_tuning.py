@@ -104,10 +104,15 @@ class Trial(NamedTuple):
     temporary_bytes: int  # the memory that a call takes and frees again
 
 
-def try_size(size: int, num_steps: int, call: Call, temporary_bytes: int) -> Trial:
-    """Times a compiled ``call`` of ``num_steps`` steps: the faster of two calls, after one that warms up."""
-    timed_round(call, 1, 1)
-    seconds = min(timed_round(call, 1, 1) for _ in range(2)) / num_steps
+def try_size(size: int, num_steps: int, call: Call, temporary_bytes: int, long_call: float = math.inf) -> Trial:
+    """Times a compiled ``call`` of ``num_steps`` steps: the faster of two calls, after one that warms up.
+
+    A first call of more than ``long_call`` seconds is the only one.
+    """
+    seconds = timed_round(call, 1, 1)
+    if seconds <= long_call:
+        seconds = min(timed_round(call, 1, 1) for _ in range(2))
+    seconds /= num_steps
     return Trial(size, seconds, size / seconds, temporary_bytes)
 
 
@@ -203,7 +208,9 @@ def plan_vmap_size(
             population, totals = program(population, programs.zeros(shape), programs.spec.feed.prepare(0, steps))
             return totals
 
-        return try_size(size, steps, call, programs.temporary_bytes(shape, steps))
+        # Without another size the time only tells whether calls are short.
+        long_call = SHORT_CALL if len(sizes) == 1 else math.inf
+        return try_size(size, steps, call, programs.temporary_bytes(shape, steps), long_call)
 
     # 1, 4, 16 and so on up to all, each so large that the last chunk is full too, or nearly.
     powers = (min(FACTOR**power, block) for power in range(block.bit_length()))
