@@ -15,7 +15,7 @@ from jaxnn.data import check_labels
 from jaxnn.observe import available_bytes, format_bytes
 from jaxnn.optim import check_range
 from jaxnn.trees._binning import MISSING, Bins
-from jaxnn.trees._growth import Tree, empty_tree, find_leaves, fixed_point, grow, num_histograms, num_nodes
+from jaxnn.trees._growth import Tree, empty_tree, find_leaves, grow, num_histograms, num_nodes
 from jaxnn.trees._objectives import Objective, derivatives, leaf_quantiles, weighted_mean
 from jaxnn.trees._splits import Growth
 from jaxnn.types import (
@@ -204,8 +204,7 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
             columns = jax.random.permutation(column_key, bins.shape[0]) < number
 
         def tree_of(gradient: jax.Array, hessian: jax.Array, scores: jax.Array) -> tuple[Tree, jax.Array]:
-            pairs, unit = fixed_point(gradient * chosen, hessian * chosen)
-            tree, leaf = grow(bins, pairs, unit, columns, growth)
+            tree, leaf = grow(bins, gradient * chosen, hessian * chosen, columns, growth)
             if objective.leaf_quantile is not None:
                 values = leaf_quantiles(leaf, batch.targets - scores, chosen, objective.leaf_quantile, len(tree.value))
                 tree = tree._replace(value=growth.learning_rate * values)

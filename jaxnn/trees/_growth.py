@@ -34,13 +34,21 @@ def fixed_point(gradient: Array, hessian: Array) -> tuple[Array, Array]:
     Sums of integers do not depend on their order: a tree is the same on any number of devices, in every batch of trees,
     and with any algorithm for its histograms. A unit is a power of two, about 2^-29 of the sum of all absolute values.
     """
+    unit = _units(gradient, hessian)
+    return _rounded(gradient, hessian, unit), unit
+
+
+def _units(gradient: Array, hessian: Array) -> Array:
     total = jnp.maximum(jnp.stack([jnp.abs(gradient).sum(), jnp.abs(hessian).sum()]), 1e-25)
     # A float's exponent is in the bits above 23. No integer is NaN: the unit is, so that it is seen if a loss is.
     exponent = (jax.lax.bitcast_convert_type(total, jnp.int32) >> 23) + 1 - _BITS
     power = jax.lax.bitcast_convert_type(exponent << 23, jnp.float32)
-    unit = jnp.where(jnp.isfinite(total), power, jnp.nan)
+    return jnp.where(jnp.isfinite(total), power, jnp.nan)
+
+
+def _rounded(gradient: Array, hessian: Array, unit: Array) -> Array:
     rounded = [jnp.round(each / one).astype(jnp.int32) for each, one in zip((gradient, hessian), unit, strict=True)]
-    return jnp.stack(rounded, axis=-1), unit
+    return jnp.stack(rounded, axis=-1)
 
 
 def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins: int) -> Array:
@@ -117,7 +125,7 @@ class _Nodes(NamedTuple):
     row: Array  # ``[rows]``: the node of each row
 
 
-def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth) -> tuple[Tree, Array]:
+def grow(bins: Array, gradient: Array, hessian: Array, columns: Array, growth: Growth) -> tuple[Tree, Array]:
     """Grows a tree, and returns it with the leaf ``[rows]`` of each row.
 
     In a round all nodes of a level are split, or the one with the largest gain. Only the histogram of the smaller of
@@ -125,19 +133,24 @@ def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth)
 
     Args:
         bins: ``[columns, rows]`` uint8.
-        pairs: ``[rows, 2]`` gradients and Hessians of `fixed_point`.
-        unit: ``[2]``, of `fixed_point`.
+        gradient: ``[rows]``.
+        hessian: ``[rows]``.
         columns: ``[columns]`` bool, those that may split.
         growth: the settings.
     """
     sharded = "the rows are sharded" if batch_sharding(bins.shape[1]) is not None else None
     constrained = "it has no monotone constraints" if growth.monotone else None
     name = choose("trees", None, {"native": constrained or sharded or native_obstacle("jaxnn_grow_trees")})
+    unit = _units(gradient, hessian)
     with scope("trees", name):
-        return (_grow_natively if name == "native" else _grow)(bins, pairs, unit, columns, growth)
+        if name == "native":
+            return _grow_natively(bins, gradient, hessian, unit, columns, growth)
+        return _grow(bins, _rounded(gradient, hessian, unit), unit, columns, growth)
 
 
-def _grow_natively(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth) -> tuple[Tree, Array]:
+def _grow_natively(
+    bins: Array, gradient: Array, hessian: Array, unit: Array, columns: Array, growth: Growth
+) -> tuple[Tree, Array]:
     """The same tree from ``native/onednn/src/trees.cc``: it reads the rows of the smaller children only."""
     like = jax.eval_shape(lambda: empty_tree(num_nodes(growth)))
     numbers = growth.learning_rate, growth.l1, growth.l2, growth.min_child_weight, growth.min_gain
@@ -145,7 +158,7 @@ def _grow_natively(bins: Array, pairs: Array, unit: Array, columns: Array, growt
         "jaxnn_grow_trees", [*like, jax.ShapeDtypeStruct(bins.shape[1:], jnp.int32)], vmap_method="expand_dims"
     )
     *tree, leaf = call(
-        *(bins, pairs, unit, columns, jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])),
+        *(bins, gradient, hessian, unit, columns, jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])),
         max_depth=growth.max_depth,
         num_leaves=growth.num_leaves or 0,
         num_bins=growth.num_bins,

@@ -94,7 +94,10 @@ def squared_error() -> Objective:
     >>> float(jn.trees.squared_error().loss(3.0, 1.0))
     2.0
     """
-    return Objective(lambda score, target: (score - target) ** 2 / 2, start=weighted_mean)
+    # The Hessian is that of the loss; as a constant, the members of a sweep share it.
+    return Objective(
+        lambda score, target: (score - target) ** 2 / 2, start=weighted_mean, hessian=lambda *_: jnp.ones(())
+    )
 
 
 def absolute_error() -> Objective:

@@ -64,9 +64,9 @@ struct Node {
 };
 
 struct Member {
-  const uint8_t* bins;     // [columns, rows]
-  const int32_t* pairs;    // [rows, 2]
-  const bool* may_split;   // [columns]
+  const uint8_t* bins;               // [columns, rows]
+  const float *gradients, *hessians;  // [rows]
+  const bool* may_split;             // [columns]
   int64_t columns, rows;
   Settings settings;
   int32_t* column;      // [nodes], and so on, as in Tree
@@ -167,6 +167,19 @@ Split best_split(const int64_t* histogram, Sums total, bool is_categorical, cons
   return found;
 }
 
+// Gradients and Hessians in their units, of which one that is NaN makes all of them 0.
+VECTORIZED void round_pairs(const float* gradients, const float* hessians, int64_t rows, float gradient_unit,
+                            float hessian_unit, int64_t* pairs) {
+  // Units are powers of two: products with their inverses are exact.
+  const float gradient_units = 1 / gradient_unit, hessian_units = 1 / hessian_unit;
+  for (int64_t row = 0; row < rows; ++row) {
+    const float gradient = std::nearbyint(gradients[row] * gradient_units);
+    const float hessian = std::nearbyint(hessians[row] * hessian_units);
+    pairs[row] = (static_cast<int64_t>(gradient == gradient ? gradient : 0) << 32) +
+                 static_cast<int32_t>(hessian == hessian ? hessian : 0);
+  }
+}
+
 // A left child takes the place of its parent, of whose sums the other child has the rest.
 VECTORIZED void subtract(const int64_t* __restrict small, int64_t* __restrict left, int64_t* __restrict right, int count,
                          bool small_is_left) {
@@ -195,15 +208,14 @@ class Grower {
     std::fill_n(m_.left_bins, nodes_.size() * kWords, 0);
     int64_t total = 0;
     std::iota(buffers_.rows[0].begin(), buffers_.rows[0].end(), 0);
-    for (int64_t row = 0; row < m_.rows; ++row) {
-      const int64_t both = (int64_t{m_.pairs[2 * row]} << 32) + m_.pairs[2 * row + 1];
-      total += buffers_.pairs[0][row] = both;
-    }
+    int64_t* const pairs = buffers_.pairs[0].data();
+    round_pairs(m_.gradients, m_.hessians, m_.rows, s_.gradient_unit, s_.hessian_unit, pairs);
+    for (int64_t row = 0; row < m_.rows; ++row) total += pairs[row];
     nodes_[0].end = m_.rows;
     nodes_[0].sums = Sums::unpack(total);
     std::vector<int> known{0}, lefts{0};  // leaves; left children without a histogram
     const int64_t rounds = s_.num_leaves ? s_.num_leaves - 1 : s_.max_depth;
-    for (int64_t round = 0; round < rounds && !lefts.empty(); ++round) {
+    for (int64_t round = 0; round < rounds && !known.empty(); ++round) {
       find_splits(lefts);
       std::vector<int> chosen;
       if (!s_.num_leaves) {
@@ -219,10 +231,12 @@ class Grower {
           known.erase(best);
         }
       }
+      if (chosen.empty()) break;
       lefts.clear();
       for (int node : chosen) {
         const int left = s_.num_leaves ? 2 * round + 1 : 2 * node + 1;
         nodes_[node].left = left;
+        if (has_last_children(nodes_[node])) continue;
         lefts.push_back(left);
         known.push_back(left);
         known.push_back(left + 1);
@@ -234,7 +248,7 @@ class Grower {
 
  private:
   void spread(int64_t work, int64_t count, const std::function<void(int64_t)>& body) {
-    if (work > kChunk) return parallel_for_(count, body);
+    if (work > kChunk && parallel_for_) return parallel_for_(count, body);
     for (int64_t i = 0; i < count; ++i) body(i);
   }
 
@@ -266,7 +280,6 @@ class Grower {
         if (m_.may_split[column] && split.gain > best.gain) (best = split).column = column;
       }
       const Sums sums = nodes_[node].sums;
-      if (nodes_[node].depth >= s_.max_depth) best.gain = kNever;
       best.gain -= score(sums.gradient * s_.gradient_unit, sums.hessian * s_.hessian_unit, s_);
     }
   }
@@ -284,7 +297,7 @@ class Grower {
       for (int node = left; node <= left + !is_root; ++node) {
         Split& split = buffers_.splits[column * nodes_.size() + node];
         split = Split();
-        if (m_.may_split[column] && nodes_[node].depth < s_.max_depth)
+        if (m_.may_split[column])
           split = best_split(histogram(node, column), nodes_[node].sums, is_categorical_[column], s_);
       }
     }
@@ -308,7 +321,9 @@ class Grower {
       for (int bin = s_.num_bins; bin < kBins; ++bin) histogram[k][s_.num_bins - 1] += histogram[k][bin];
   }
 
-  // Moves the rows of nodes to their children, in the other buffer.
+  bool has_last_children(const Node& node) const { return node.depth + 1 == s_.max_depth; }
+
+  // Moves the rows of nodes to their children, in the other buffer; those of the last children are not needed again.
   void move_rows(const std::vector<int>& chosen) {
     struct Chunk {
       int node;
@@ -316,19 +331,40 @@ class Grower {
     };
     std::vector<Chunk> chunks;
     int64_t work = 0;
+    const int64_t size = parallel_for_ ? kChunk : m_.rows;
     for (int node : chosen) {
       write_left_bins(nodes_[node], m_.left_bins + node * kWords);
-      for (int64_t begin = nodes_[node].begin; begin < nodes_[node].end; begin += kChunk)
-        chunks.push_back({node, begin, std::min(begin + kChunk, nodes_[node].end), 0, 0});
+      for (int64_t begin = nodes_[node].begin; begin < nodes_[node].end; begin += size)
+        chunks.push_back({node, begin, std::min(begin + size, nodes_[node].end), 0, 0});
       work += count(node);
     }
+    const auto is_whole = [&](const Chunk& chunk) {
+      return chunk.begin == nodes_[chunk.node].begin && chunk.end == nodes_[chunk.node].end;
+    };
     spread(work, chunks.size(), [&](int64_t index) {
       Chunk& chunk = chunks[index];
+      const int from = nodes_[chunk.node].buffer;
       const uint8_t* bins = m_.bins + nodes_[chunk.node].split.column * m_.rows;
-      const int32_t* rows = buffers_.rows[nodes_[chunk.node].buffer].data();
+      const int32_t* rows = buffers_.rows[from].data();
       uint8_t goes_left[kBins];
       for (int bin = 0; bin < kBins; ++bin)
         goes_left[bin] = m_.left_bins[chunk.node * kWords + bin / 32] >> (bin % 32) & 1;
+      if (has_last_children(nodes_[chunk.node])) {
+        const int32_t right = nodes_[chunk.node].left + 1;
+        for (int64_t i = chunk.begin; i < chunk.end; ++i) m_.leaf[rows[i]] = right - goes_left[bins[rows[i]]];
+        return;
+      }
+      if (is_whole(chunk)) {  // rows of the right child from behind: their order is of no importance
+        int64_t left = chunk.begin, right = chunk.end - 1;
+        for (int64_t i = chunk.begin; i < chunk.end; ++i) {
+          const int64_t is_left = goes_left[bins[rows[i]]];
+          move_row(from, i, is_left, left, right);
+          left += is_left;
+          right -= 1 - is_left;
+        }
+        chunk.left = left - chunk.begin;
+        return;
+      }
       uint8_t* is_left = buffers_.is_left.data();
       int64_t left = 0;
       for (int64_t i = chunk.begin; i < chunk.end; ++i) left += is_left[i] = goes_left[bins[rows[i]]];
@@ -351,21 +387,21 @@ class Grower {
     }
     spread(work, chunks.size(), [&](int64_t index) {
       const Chunk& chunk = chunks[index];
-      const int from = nodes_[chunk.node].buffer;
-      const int32_t* rows = buffers_.rows[from].data();
-      const int64_t* pairs = buffers_.pairs[from].data();
-      int32_t* rows_after = buffers_.rows[1 - from].data();
-      int64_t* pairs_after = buffers_.pairs[1 - from].data();
+      if (has_last_children(nodes_[chunk.node]) || is_whole(chunk)) return;
       int64_t left = chunk.left, right = chunk.right;
       for (int64_t i = chunk.begin; i < chunk.end; ++i) {
         const int64_t is_left = buffers_.is_left[i];
-        const int64_t to = right ^ ((left ^ right) & -is_left);  // a branch would often be mispredicted
-        rows_after[to] = rows[i];
-        pairs_after[to] = pairs[i];
+        move_row(nodes_[chunk.node].buffer, i, is_left, left, right);
         left += is_left;
         right += 1 - is_left;
       }
     });
+  }
+
+  void move_row(int from, int64_t at, int64_t is_left, int64_t left, int64_t right) {
+    const int64_t to = right ^ ((left ^ right) & -is_left);  // a branch would often be mispredicted
+    buffers_.rows[1 - from].data()[to] = buffers_.rows[from].data()[at];
+    buffers_.pairs[1 - from].data()[to] = buffers_.pairs[from].data()[at];
   }
 
   void set_children(const Node& node, int64_t middle) {
@@ -373,7 +409,7 @@ class Grower {
     left = right = Node();
     left.begin = node.begin;
     left.end = right.begin = middle;
-    right.end = node.end;
+    right.end = has_last_children(node) ? middle : node.end;
     left.buffer = right.buffer = 1 - node.buffer;
     left.depth = right.depth = node.depth + 1;
     left.histogram = node.histogram;
@@ -455,8 +491,9 @@ auto operand(T buffer, size_t rank) {
   return Operand(buffer.typed_data(), buffer.dimensions(), rank);
 }
 
-ffi::Error grow_trees(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> bins, ffi::Buffer<ffi::S32> pairs,
-                      ffi::Buffer<ffi::F32> units, ffi::Buffer<ffi::PRED> may_split, ffi::Buffer<ffi::F32> numbers,
+ffi::Error grow_trees(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> bins, ffi::Buffer<ffi::F32> gradients,
+                      ffi::Buffer<ffi::F32> hessians, ffi::Buffer<ffi::F32> units,
+                      ffi::Buffer<ffi::PRED> may_split, ffi::Buffer<ffi::F32> numbers,
                       ffi::ResultBuffer<ffi::S32> column, ffi::ResultBuffer<ffi::U32> left_bins,
                       ffi::ResultBuffer<ffi::S32> left, ffi::ResultBuffer<ffi::F32> value,
                       ffi::ResultBuffer<ffi::F32> gain, ffi::ResultBuffer<ffi::F32> weight,
@@ -474,14 +511,14 @@ ffi::Error grow_trees(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> bins, ffi::Buff
   if (num_bins < 2 || num_bins > kBins) return ffi::Error::InvalidArgument("jaxnn_grow_trees: 2 to 256 bins");
   const auto all_bins = operand(bins, 2);
   const auto all_may_split = operand(may_split, 1);
-  const auto all_pairs = operand(pairs, 2);
+  const auto all_gradients = operand(gradients, 1), all_hessians = operand(hessians, 1);
   const auto all_units = operand(units, 1), all_numbers = operand(numbers, 1);
   auto grow = [&](int64_t index, const ParallelFor& parallel) {
     thread_local Buffers buffers;
     const float *unit = all_units.of(index, members), *number = all_numbers.of(index, members);
     const Member member{
-        all_bins.of(index, members), all_pairs.of(index, members), all_may_split.of(index, members),
-        columns, rows,
+        all_bins.of(index, members), all_gradients.of(index, members), all_hessians.of(index, members),
+        all_may_split.of(index, members), columns, rows,
         Settings{max_depth, num_leaves, num_bins, num_categories, categorical, unit[0], unit[1], number[0], number[1],
                  number[2], number[3], number[4]},
         column->typed_data() + index * nodes, left_bins->typed_data() + index * nodes * kWords,
@@ -489,15 +526,12 @@ ffi::Error grow_trees(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> bins, ffi::Buff
         weight->typed_data() + index * nodes, leaf->typed_data() + index * rows};
     Grower(member, buffers, parallel).grow();
   };
-  const ParallelFor in_turn = [](int64_t tasks, const std::function<void(int64_t)>& body) {
-    for (int64_t i = 0; i < tasks; ++i) body(i);
-  };
   const ParallelFor on_threads = [&](int64_t tasks, const std::function<void(int64_t)>& body) {
     jaxnn::parallel_for(pool, tasks, body);
   };
   try {
     if (count > 1 && count >= pool.num_threads())
-      on_threads(count, [&](int64_t index) { grow(index, in_turn); });
+      on_threads(count, [&](int64_t index) { grow(index, {}); });  // each on one thread
     else
       for (int64_t index = 0; index < count; ++index) grow(index, on_threads);
   } catch (const std::exception& error) {
@@ -512,7 +546,8 @@ JAXNN_TARGET(jaxnn_grow_trees, grow_trees,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::U8>>()     // bins [columns, rows]
-                                  .Arg<ffi::Buffer<ffi::S32>>()    // pairs [rows, 2]
+                                  .Arg<ffi::Buffer<ffi::F32>>()    // gradients [rows]
+                                  .Arg<ffi::Buffer<ffi::F32>>()    // Hessians [rows]
                                   .Arg<ffi::Buffer<ffi::F32>>()    // units [2]
                                   .Arg<ffi::Buffer<ffi::PRED>>()   // columns that may split [columns]
                                   .Arg<ffi::Buffer<ffi::F32>>()    // learning rate, l1, l2, least weight and gain
