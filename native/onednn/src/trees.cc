@@ -507,8 +507,8 @@ ffi::Error grow_trees(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> bins, ffi::Buff
   const int64_t columns = bins.dimensions()[bins.dimensions().size() - 2];
   for (int64_t column : categorical)
     if (column < 0 || column >= columns)
-      return ffi::Error::InvalidArgument("jaxnn_grow_trees: a categorical column is not in the table");
-  if (num_bins < 2 || num_bins > kBins) return ffi::Error::InvalidArgument("jaxnn_grow_trees: 2 to 256 bins");
+      return ffi::Error::InvalidArgument("jaxnn_trees: a categorical column is not in the table");
+  if (num_bins < 2 || num_bins > kBins) return ffi::Error::InvalidArgument("jaxnn_trees: 2 to 256 bins");
   const auto all_bins = operand(bins, 2);
   const auto all_may_split = operand(may_split, 1);
   const auto all_gradients = operand(gradients, 1), all_hessians = operand(hessians, 1);
@@ -542,7 +542,7 @@ ffi::Error grow_trees(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> bins, ffi::Buff
 
 }  // namespace
 
-JAXNN_TARGET(jaxnn_grow_trees, grow_trees,
+JAXNN_TARGET(jaxnn_trees, grow_trees,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::U8>>()     // bins [columns, rows]
