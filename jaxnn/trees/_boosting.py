@@ -113,9 +113,7 @@ def boosting(
     if any(growth.monotone[column] for column in growth.categorical if column < len(growth.monotone)):
         raise ConfigError("boosting: categories have no order that predictions could follow: their monotone must be 0.")
     if growth.monotone and objective.leaf_quantile is not None:
-        raise ConfigError(
-            "boosting: leaves that are quantiles do not keep monotone constraints: use another objective."
-        )
+        raise ConfigError("boosting: quantiles in leaves do not keep monotone constraints: use another objective.")
     return Boosting(_make_task(objective, growth, num_trees), _make_step(objective, growth, **sampling), num_trees)
 
 
@@ -128,14 +126,11 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
             raise DataError("boosted trees need bins and one target a row: make the data by jn.trees.binned.")
         if growth.monotone and len(growth.monotone) != bins.shape[1]:
             raise ConfigError(f"monotone has {len(growth.monotone)} values, and the table {bins.shape[1]} columns.")
-        start = jnp.zeros(outputs)
-        if objective.start is not None:
-            start = jnp.reshape(objective.start(targets, weights), outputs)
-        trees = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (num_trees, outputs, *leaf.shape)), empty_tree(num_nodes(growth))
-        )
+        start = jnp.zeros(outputs) if objective.start is None else objective.start(targets, weights)
+        start = jnp.reshape(start, outputs)
+        trees = empty_tree(num_trees, outputs, num_nodes(growth))._asdict()
         scores = jnp.broadcast_to(start, (len(batch.mask), outputs))
-        return {"start": start}, {"trees": trees._asdict(), "num_trees": jnp.int32(0), "scores": scores}
+        return {"start": start}, {"trees": trees, "num_trees": jnp.int32(0), "scores": scores}
 
     def predict(params: Params, model_state: Any, inputs: Array) -> jax.Array:
         scores = predict_scores({**model_state, **params}, _bins(inputs), growth.max_depth)
@@ -143,9 +138,7 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
 
     def loss(params: Params, model_state: Any, batch: Batch, key: jax.Array) -> Any:
         if len(batch.mask) != len(model_state["scores"]):
-            raise ConfigError(
-                "boosted trees keep a score for each row of a batch: use strategy='data' on several devices."
-            )
+            raise ConfigError("boosted trees keep a score for each row: use strategy='data' on several devices.")
         rows, counts = _rows(objective, batch)
         losses, *_ = derivatives(objective, model_state["scores"], *rows)
         return weighted_mean(losses, counts), (model_state, {})
@@ -160,13 +153,10 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
         values = {"loss": objective.loss, **objective.metrics}
         return {name: total(of) for name, of in values.items()} | {"count": counts.sum()}
 
-    def check(params: Params, model_state: Any, batch: Batch, splits: Splits) -> None:
-        _check_data(objective, growth, batch, splits)
-
-    return Task(init, loss, evaluate, predict, check=check)
+    return Task(init, loss, evaluate, predict, check=functools.partial(_check_data, objective, growth))
 
 
-def _check_data(objective: Objective, growth: Growth, batch: Batch, splits: Splits) -> None:
+def _check_data(objective: Objective, growth: Growth, params: Any, state: Any, batch: Batch, splits: Splits) -> None:
     """Raises DataError or ConfigError for data that the objective and the settings are not for."""
     if objective.num_classes is not None:
         check_labels(splits, objective.num_classes)

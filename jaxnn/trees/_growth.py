@@ -89,13 +89,11 @@ def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins:
     return found.reshape(bins.shape[0], num_slots, num_bins, 2)  # type: ignore[no-any-return]
 
 
-def empty_tree(num_nodes: int) -> Tree:
-    """A tree of leaves with value 0."""
-    floats = jnp.zeros(num_nodes)
-    words = jnp.zeros((num_nodes, WORDS), jnp.uint32)
-    return Tree(
-        jnp.full(num_nodes, -1, jnp.int32), words, jnp.arange(num_nodes, dtype=jnp.int32), floats, floats, floats
-    )
+def empty_tree(*shape: int) -> Tree:
+    """Trees ``[..., nodes]`` of leaves with value 0."""
+    floats, words = jnp.zeros(shape), jnp.zeros((*shape, WORDS), jnp.uint32)
+    nodes = jnp.broadcast_to(jnp.arange(shape[-1], dtype=jnp.int32), shape)
+    return Tree(jnp.full(shape, -1, jnp.int32), words, nodes, floats, floats, floats)
 
 
 def num_nodes(growth: Growth) -> int:
@@ -272,12 +270,9 @@ def _with_children(nodes: _Nodes, bins: Array, index: Array, growth: Growth) -> 
 
 def _child_bounds(split: Split, bounds: Array, growth: Growth) -> tuple[Array, Array]:
     """Bounds of the values below the left and the right child: a constrained split separates them by the middle."""
-    way = jnp.array(growth.monotone)[split.column]
-    lower, upper = bounds[:, 0], bounds[:, 1]
-    below, above = jnp.stack([lower, split.middle], 1), jnp.stack([split.middle, upper], 1)
-    left = jnp.where((way > 0)[:, None], below, jnp.where((way < 0)[:, None], above, bounds))
-    right = jnp.where((way > 0)[:, None], above, jnp.where((way < 0)[:, None], below, bounds))
-    return left, right
+    way = jnp.array(growth.monotone)[split.column][:, None]
+    ends, middle = jnp.array([[-1, 1]]), split.middle[:, None]  # lower and upper
+    return jnp.where(way == ends, middle, bounds), jnp.where(way == -ends, middle, bounds)
 
 
 def _down(column: Array, left_bins: Array, left: Array, bins: Array, node: Array) -> Array:

@@ -106,8 +106,7 @@ def best_splits(histogram: Array, total: Array, unit: Array, bounds: Array, colu
     ways = jnp.array(growth.monotone or (0,) * num_columns)
 
     def gain_here(left: Array) -> Array:
-        given = columns[None], ways[None]
-        return jnp.maximum(gain_of(left, *given), gain_of(left + missing, *given))
+        return jnp.maximum(*(gain_of(one, columns[None], ways[None]) for one in (left, left + missing)))
 
     def next_bin(carry: Any, bin_: Array) -> Any:
         left, best = carry
@@ -133,10 +132,6 @@ def best_splits(histogram: Array, total: Array, unit: Array, bounds: Array, colu
     missing_left = jnp.where(absent[:, 1] == 0, 2 * left[:, 1] >= total[:, 1], with_missing)
     left_side = jnp.pad(rank[node, column] <= last[:, None], ((0, 0), (0, 32 * WORDS - num_bins)))
     left_side = jnp.concatenate([left_side, missing_left[:, None]], axis=1)
-    return Split(gain, column.astype(jnp.int32), _packed(left_side), left, (left_value + right_value) / 2)
-
-
-def _packed(bits: Array) -> Array:
-    """Booleans ``[nodes, 256]`` as ``[nodes, 8]`` uint32."""
-    words = bits.reshape(-1, WORDS, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)[None, None]
-    return words.sum(axis=2, dtype=jnp.uint32)
+    bits = left_side.reshape(-1, WORDS, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)[None, None]
+    words = bits.sum(axis=2, dtype=jnp.uint32)
+    return Split(gain, column.astype(jnp.int32), words, left, (left_value + right_value) / 2)
