@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.data import ArraySource, Columns, arrays
+from jaxnn.data import ArraySource, Columns, arrays, given_splits
 from jaxnn.types import Array, Batch, ConfigError, DataError, Examples, Splits, check_int, cpu_count
 
 MISSING = 255  # the bin of NaN, and of categories that were not seen
@@ -189,8 +189,7 @@ def binned(
     >>> train.bins.apply(train.columns.apply({"age": [30], "job": ["nurse"]})).tolist()
     [[0, 1]]
     """
-    parts: dict[str, Any] = {"train": train, "test": test, "validation": validation}
-    parts = {split: part for split, part in parts.items() if part is not None}
+    parts = given_splits(train, test, validation)
     columns: Columns | None = None
     classes: tuple[str, ...] = ()
     if isinstance(train, Splits):
@@ -202,15 +201,12 @@ def binned(
     bins = learn_bins(parts["train"][0], max_bins=max_bins, categorical=categorical)
     padding = -len(parts["train"][1]) % check_int("binned: multiple_of", multiple_of)
     pairs: Any = {split: _binned_split(split, bins, padding, *part) for split, part in parts.items()}
-    splits = arrays(**pairs, name=name, class_names=classes)
-    named: Any = splits.named()
-    tables: Any = {part: TableSource(source.examples, bins=bins, columns=columns) for part, source in named.items()}
-    return splits._replace(**tables)
+    splits: Any = arrays(**pairs, name=name, class_names=classes)
+    tables = {part: TableSource(source.examples, bins=bins, columns=columns) for part, source in splits.named().items()}
+    return splits._replace(**tables)  # type: ignore[no-any-return]
 
 
-def _binned_split(
-    split: str, bins: Bins, padding: int, inputs: Any, targets: Any, queries: Any = None
-) -> tuple[Any, Any]:
+def _binned_split(split: str, bins: Bins, padding: int, inputs: Any, targets: Any, queries: Any = None) -> Any:
     """Inputs and targets; if the training rows need ``padding``, inputs have weights, which are 0 of its rows."""
     found = {"bins": bins.apply(inputs)}
     rows = len(found["bins"])
