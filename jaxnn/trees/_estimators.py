@@ -79,13 +79,11 @@ class _GradientBoosting(BaseEstimator):
         table = TableSource(Examples({"bins": self.bins_.apply(inputs), "weight": weights}, targets))
         train, validation = (TableSource(table.read(part)) for part in (rows, others))
         data = Splits(train, validation=validation if len(others) else None)
-        config = _Config(len(rows), self.num_trees, seed)
         settings = self.get_params() | {"objective": objective, "categorical": self.bins_.num_categories}
         booster = boosting(**{name: settings[name] for name in inspect.signature(boosting).parameters})
-        every: Any = dict.fromkeys(
-            ("steps_per_call", "report_every", "eval_every"), 1 if len(others) else self.num_trees
-        )
-        made = experiment(config, lambda _: data, lambda _: booster)
+        trees_per_call = 1 if len(others) else self.num_trees
+        every: Any = dict.fromkeys(("steps_per_call", "report_every", "eval_every"), trees_per_call)
+        made = experiment(_Config(len(rows), self.num_trees, seed), lambda _: data, lambda _: booster)
         run = fit(made, record=False, progress="none", patience=self.patience, **every)
         self.own_objective_ = self.objective is not None
         self.state_ = jax.device_get({**run.state.params, **run.state.model_state})
@@ -125,9 +123,7 @@ class _GradientBoosting(BaseEstimator):
             edges = tuple(one for _, one in sorted(state.pop("edges").items()))
             model.bins_, model.state_, model.fitted_ = Bins(edges, tuple(model.categorical)), state, given
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RecordError(
-                f"{path} cannot be read ({error}): give a file that {cls.__name__}.save wrote."
-            ) from error
+            raise RecordError(f"{path} cannot be read ({error}): give a file of {cls.__name__}.save.") from error
         model.n_features_in_ = len(edges)
         if "classes" in state:
             model.classes_ = state.pop("classes")

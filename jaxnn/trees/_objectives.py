@@ -84,10 +84,6 @@ def leaf_quantiles(leaf: Array, values: Array, weights: Array, quantile: float, 
     return jnp.where(total > 0, values[jnp.minimum(at, len(values) - 1)], 0.0)
 
 
-def _quantile(values: Array, weights: Array, quantile: float) -> jax.Array:
-    return leaf_quantiles(jnp.zeros(len(values), int), values, weights, quantile, 1)[0]
-
-
 def squared_error() -> Objective:
     """Half of the squared error, for the mean of the targets.
 
@@ -123,7 +119,7 @@ def quantile_error(quantile: float) -> Objective:
 
     return Objective(
         loss,
-        start=lambda targets, weights: _quantile(targets, weights, quantile),
+        start=lambda targets, weights: leaf_quantiles(jnp.zeros(len(targets), int), targets, weights, quantile, 1)[0],
         hessian=lambda *_: jnp.ones(()),
         leaf_quantile=quantile,
     )
@@ -135,11 +131,9 @@ def huber(delta: float = 1.0) -> Objective:
     >>> float(jn.trees.huber(1.0).loss(3.0, 1.0))
     1.5
     """
-    # Its second derivative is 0 for large errors, of which a leaf may be full.
-    return Objective(
-        lambda score, target: optax.huber_loss(score, target, delta=delta),
-        start=lambda targets, weights: _quantile(targets, weights, 0.5),
-        hessian=lambda *_: jnp.ones(()),
+    absolute = absolute_error()  # with Hessians of 1: those of the loss are 0 for large errors, which may fill a leaf
+    return absolute._replace(
+        loss=lambda score, target: optax.huber_loss(score, target, delta=delta), leaf_quantile=None
     )
 
 
