@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching, mlir, xla
 
 from jaxnn.nn._custom_vjp import vary_together
 
@@ -250,7 +250,7 @@ def _one_by_one(apply: Callable[..., jax.Array], operands: Any, dims: Any) -> tu
 
 
 convolution = Primitive("channels_last_convolution")
-convolution.def_impl(jax.jit(convolution.bind, static_argnames=("missing", "geometry")))
+convolution.def_impl(functools.partial(xla.apply_primitive, convolution))
 convolution.def_abstract_eval(abstract_result)
 ad.defbilinear(convolution, functools.partial(_transpose, 0), functools.partial(_transpose, 1))
 batching.primitive_batchers[convolution] = _batch

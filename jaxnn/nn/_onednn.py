@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching, mlir, xla
 
 from jaxnn.nn._channels_last_conv import Geometry, abstract_result, convolution, convolve, evaluate
 from jaxnn.nn._layer_arguments import batch_sharding, map_rows, platform
@@ -191,7 +191,7 @@ def _batch_product(operands: Any, dims: Any) -> tuple[jax.Array, int]:
 
 
 _product = Primitive("dense_product")  # of ``[*members, summed, rows]`` and ``[*members, summed, columns]``
-_product.def_impl(jax.jit(_product.bind))
+_product.def_impl(functools.partial(xla.apply_primitive, _product))
 _product.def_abstract_eval(lambda x, y: x.update(shape=(*x.shape[:-2], x.shape[-1], y.shape[-1])))
 ad.defbilinear(_product, lambda g, x, y: y @ g.mT, lambda g, x, y: x @ g)
 batching.primitive_batchers[_product] = _batch_product

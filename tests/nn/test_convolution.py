@@ -151,6 +151,15 @@ def test_values_and_gradients_are_exact_in_float64() -> None:
             assert_exact(CASES[name], *CASES[name].arrays(jnp.float64), results, 1e-12, name)
 
 
+def test_convolutions_run_where_jit_is_disabled_and_nan_is_found() -> None:
+    function, arrays = DENSE.function("channels_last"), DENSE.arrays()
+    with jax.disable_jit():
+        results = with_gradients(function)(*arrays)
+    assert_exact(DENSE, *arrays, results, 1e-5, "dense")
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="channels_last_convolution"):
+        function(arrays[0] * jnp.inf, arrays[1] * 0)
+
+
 def test_bfloat16_is_kept_or_summed_in_the_preferred_element_type_and_chunks_in_float32() -> None:
     narrow, wide = (graded(FORMS, jnp.bfloat16, preferred_element_type=dtype) for dtype in (None, jnp.float32))
     for name, case in FORMS.items():

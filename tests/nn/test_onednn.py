@@ -265,6 +265,13 @@ def test_dense_gradients_of_bfloat16_are_summed_in_float32() -> None:
     np.testing.assert_allclose(np.float32(found), expected, rtol=2**-8, atol=1e-5)
 
 
+def test_dense_gradients_run_where_jit_is_disabled() -> None:
+    arrays = dense_arrays("one")
+    with jax.disable_jit():
+        both = [dense_gradients(by)(*arrays) for by in ("onednn", "xla")]
+    assert_equal(both)
+
+
 @pytest.mark.parametrize("axes", [(0, None), (None, -1), (1, 0)], ids=["inputs", "kernels", "both"])
 def test_dense_members_equal_separate_runs(axes: tuple[int | None, int | None]) -> None:
     pairs = [list(zip(dense_arrays(name), axes, strict=True)) for name in ("rows", "columns")]
