@@ -34,9 +34,9 @@ def onednn_package() -> Any:
     """The package, whose import registers its targets; if that fails, the reason."""
     try:
         return importlib.import_module("jaxnn_onednn")
-    except ModuleNotFoundError:
-        return f"the package jaxnn-onednn is not installed: {INSTALL}"
     except (ImportError, OSError, AttributeError, RuntimeError, ValueError) as error:  # of another jax, for example
+        if isinstance(error, ModuleNotFoundError) and error.name == "jaxnn_onednn":
+            return f"the package jaxnn-onednn is not installed: {INSTALL}"
         return f"the package jaxnn-onednn cannot be loaded: {error}"
 
 
@@ -46,7 +46,8 @@ def native_obstacle(target: str) -> str | None:
         return "the package jaxnn-onednn computes on CPUs"
     if isinstance(package := onednn_package(), str):
         return package
-    return None if target in package.TARGETS else f"the package jaxnn-onednn is older than jaxnn: {INSTALL}"
+    known = getattr(package, "TARGETS", ())
+    return None if target in known else f"the package jaxnn-onednn is older than jaxnn: {INSTALL}"
 
 
 def onednn_missing() -> str | None:

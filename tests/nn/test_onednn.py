@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from typing import Any
 
 import jax
@@ -176,6 +177,12 @@ def test_obstacles_have_a_reason_and_the_next_implementation_is_used(monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr(importlib, "import_module", lambda name: ctypes.CDLL("libabsent.so"))
         with pytest.raises(ConfigError, match="the package jaxnn-onednn cannot be loaded: libabsent.so: cannot open"):
+            DENSE.function("onednn")(x, kernel)
+        patched.setattr(importlib, "import_module", lambda name: __import__("absent"))
+        with pytest.raises(ConfigError, match="the package jaxnn-onednn cannot be loaded: No module named 'absent'"):
+            DENSE.function("onednn")(x, kernel)
+        patched.setattr(importlib, "import_module", types.ModuleType)
+        with pytest.raises(ConfigError, match="the package jaxnn-onednn is older than jaxnn: make onednn"):
             DENSE.function("onednn")(x, kernel)
     monkeypatch.setitem(sys.modules, "jaxnn_onednn", None)
     assert chosen(DENSE.function(), x, kernel) == "channels_last"

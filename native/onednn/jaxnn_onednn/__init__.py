@@ -26,7 +26,7 @@ TARGETS = (
 
 
 def _load() -> ctypes.CDLL:
-    """The library. Raises OSError if it, or oneDNN's if that is not linked in, cannot be loaded."""
+    """The library. Raises ImportError or OSError if it, or oneDNN's if that is not linked in, cannot be loaded."""
     try:
         files = importlib.metadata.files("onednn-cpu-gomp") or []
     except importlib.metadata.PackageNotFoundError:
@@ -35,7 +35,10 @@ def _load() -> ctypes.CDLL:
     for file in files:
         if file.name == "libdnnl.so.3":
             ctypes.CDLL(str(file.locate()))
-    (library,) = pathlib.Path(__file__).parent.glob("libjaxnn_onednn.*")
+    directory = pathlib.Path(__file__).parent
+    library = next(directory.glob("libjaxnn_onednn.*"), None)
+    if library is None:  # in a checkout, or installed as editable
+        raise ImportError(f"{directory} has no compiled library: install the package, not as editable")
     return ctypes.CDLL(str(library))
 
 
