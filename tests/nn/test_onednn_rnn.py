@@ -84,6 +84,12 @@ def test_tanh_is_exact_to_a_millionth() -> None:
     np.testing.assert_allclose(c[:, 0], np.tanh(np.float64(x)), rtol=1e-6)
 
 
+def test_saturated_gates_have_no_gradient() -> None:
+    params, x, _ = arrays_of(1, 1, 2, 16)
+    gradients = jax.grad(lambda p, x: LSTM(16, implementation="native").apply(p, x).sum())(params, x.at[:].set(1e30))
+    assert all(np.isfinite(g).all() and np.abs(g).max() < 1 for g in jax.tree.leaves(gradients))
+
+
 def test_second_derivatives_and_forward_mode_equal_xlas_loop() -> None:
     arrays = arrays_of(*SIZES[PADDED])
     tangents = jax.tree.map(lambda leaf: draws.normal(3, *leaf.shape), arrays)

@@ -37,7 +37,8 @@ JAXNN_INLINE void store(const Vector<kLanes>& x, float* to, int64_t count) {
 // The rational function of Eigen's and XLA's tanh, to 3 units in the last place.
 template <typename V>
 JAXNN_INLINE V tanh_of(V x) {
-  constexpr float kLimit = 7.90531110763549805f;  // beyond it, 1 in float32
+  // Where it is 1 exactly, so that saturated gates have no gradient: later if sums are fused with products.
+  constexpr float kLimit = sizeof(V) > 16 ? 7.99881172180175781f : 7.90531110763549805f;
   x = x > kLimit ? V{} + kLimit : x;
   x = x < -kLimit ? V{} - kLimit : x;
   const V y = x * x;
