@@ -30,7 +30,8 @@ from jaxnn.data._shuffle import batch_indices, permute, steps_per_epoch
 from jaxnn.data._sklearn_sets import breast_cancer, diabetes, digits, iris, wine
 from jaxnn.data._sources import generated, in_order, iterable, mixture, pad_sequences, subset, without_data
 from jaxnn.data._stream import StreamSource, stream
-from jaxnn.data._tables import Columns, table
+from jaxnn.data.tables._binned import BinnedSource, Bins, binned, learn_bins
+from jaxnn.data.tables._tables import Columns, table
 from jaxnn.data.text._text_sets import imdb, text_arrays, text_folder, vocabulary
 from jaxnn.data.text._text_tables import ag_news, read_csv, read_tsv, sms_spam
 from jaxnn.data.text._text_windows import char_corpus, decode_text, encode_text, ptb, word_corpus
@@ -39,12 +40,14 @@ from jaxnn.data.text._tokenizer import Tokenizer, Vocabulary
 __all__ = [
     "ArraySource",
     "Augmentation",
+    "Bins",
     "Columns",
     "Tokenizer",
     "Vocabulary",
     "ag_news",
     "arrays",
     "batch_indices",
+    "binned",
     "breast_cancer",
     "cats_vs_dogs",
     "char_corpus",
@@ -65,6 +68,7 @@ __all__ = [
     "in_order",
     "iris",
     "iterable",
+    "learn_bins",
     "mixture",
     "mixup",
     "mnist",

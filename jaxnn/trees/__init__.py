@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from jaxnn.trees._binning import Bins, binned, learn_bins
 from jaxnn.trees._boosting import Boosting, boosting, experiment, predictor
 from jaxnn.trees._explanations import contributions, importances, plot_importances, plot_tree
 from jaxnn.trees._objectives import (
@@ -17,13 +16,11 @@ from jaxnn.trees._objectives import (
 )
 
 __all__ = [
-    "Bins",
     "Boosting",
     "GradientBoostingClassifier",
     "GradientBoostingRegressor",
     "Objective",
     "absolute_error",
-    "binned",
     "boosting",
     "contributions",
     "cross_entropy",
@@ -31,7 +28,6 @@ __all__ = [
     "huber",
     "importances",
     "lambda_rank",
-    "learn_bins",
     "plot_importances",
     "plot_tree",
     "poisson",

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxnn.data import check_labels
+from jaxnn.data import Bins, check_labels
 from jaxnn.observe import available_bytes, format_bytes
 from jaxnn.optim import check_range
-from jaxnn.trees._binning import MISSING, Bins
 from jaxnn.trees._growth import Tree, empty_tree, find_leaves, grow, num_histograms, num_nodes
 from jaxnn.trees._objectives import Objective, derivatives, leaf_quantiles, weighted_mean
 from jaxnn.trees._splits import Growth
@@ -61,14 +60,14 @@ def boosting(
     min_gain: Any = 0.0,
     row_fraction: Any = 1.0,
     column_fraction: Any = 1.0,
-    max_bins: int = MISSING,
+    max_bins: int = 255,
     categorical: Sequence[int] | Mapping[int, int] = (),
     monotone: Sequence[int] = (),
 ) -> Boosting:
     """Returns a gradient boosting of decision trees (Friedman 2001; Chen & Guestrin 2016, arXiv:1603.02754).
 
-    The inputs are bins of `binned`, or a dict of ``bins`` and the rows' ``weight`` or ``query``, ``[rows]``. Numbers
-    may be tracers, and differ from member to member of a sweep.
+    The inputs are bins of `jaxnn.data.binned`, or a dict of ``bins`` and the rows' ``weight`` or ``query``, ``[rows]``.
+    Numbers may be tracers, and differ from member to member of a sweep.
 
     Args:
         objective: what is trained for.
@@ -83,7 +82,7 @@ def boosting(
         min_gain: the least decrease of the loss by a split.
         row_fraction: rows that a tree is grown on, 0…1, drawn for each tree.
         column_fraction: columns that a tree may use, 0…1, at least one.
-        max_bins: that of `binned`; trees grow faster from fewer bins.
+        max_bins: that of `jaxnn.data.binned`; trees grow faster from fewer bins.
         categorical: columns whose bins are categories; `Bins.num_categories` has their numbers, which saves time.
         monotone: for each column 1 if predictions must not fall with its value, -1 if they must not rise, else 0.
 
@@ -123,7 +122,7 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
     def init(key: jax.Array, batch: Batch) -> tuple[Params, Any]:
         bins, ((targets, _, weights), _) = _bins(batch.inputs), _rows(objective, batch)
         if bins.dtype != jnp.uint8 or jnp.ndim(targets) != 1:
-            raise DataError("boosted trees need bins and one target a row: make the data by jn.trees.binned.")
+            raise DataError("boosted trees need bins and one target a row: make the data by jn.data.binned.")
         if growth.monotone and len(growth.monotone) != bins.shape[1]:
             raise ConfigError(f"monotone has {len(growth.monotone)} values, and the table {bins.shape[1]} columns.")
         start = jnp.zeros(outputs) if objective.start is None else objective.start(targets, weights)
@@ -230,7 +229,7 @@ def _rows(objective: Objective, batch: Batch) -> tuple[tuple[Any, Any, Any], Any
     counts = weights
     if objective.derivatives is not None:  # the first row of each query counts
         if queries is None:
-            raise DataError("the objective needs the query of each row: jn.trees.binned((inputs, targets, queries)).")
+            raise DataError("the objective needs the query of each row: jn.data.binned((inputs, targets, queries)).")
         counts = weights * (jnp.diff(queries, prepend=-1) != 0)
     return (batch.targets, queries, weights), counts
 
@@ -259,7 +258,7 @@ def experiment[Config](
     >>> def booster(config):
     ...     return jn.trees.boosting(jn.trees.squared_error(), num_trees=config.num_steps)
     >>> table = np.eye(8), np.arange(8.0)
-    >>> trees = jn.trees.experiment(experiment.config, lambda config: jn.trees.binned(table), booster)
+    >>> trees = jn.trees.experiment(experiment.config, lambda config: jn.data.binned(table), booster)
     """
 
     def checked(config: Any) -> Boosting:
@@ -309,7 +308,7 @@ def predictor(
     def apply(values: Array, bounds: Array, known: Array, is_category: Array) -> jax.Array:
         at = jnp.searchsorted(bounds, values)
         is_missing = jnp.isnan(values) | (is_category & (known[at] != values))
-        return jnp.where(is_missing, MISSING, at).astype(jnp.uint8)
+        return jnp.where(is_missing, bins.missing, at).astype(jnp.uint8)
 
     def predict(inputs: Array) -> Array:
         columns = jax.vmap(apply, (1, 0, 0, 0), 1)

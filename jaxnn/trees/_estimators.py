@@ -19,9 +19,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
+from jaxnn.data import BinnedSource, Bins, learn_bins
 from jaxnn.record import jsonable, with_tuples, write_bytes
 from jaxnn.run import export_function, fit
-from jaxnn.trees._binning import Bins, TableSource, learn_bins
 from jaxnn.trees._boosting import boosting, experiment, predict_scores, predictor
 from jaxnn.trees._objectives import Objective, cross_entropy, squared_error
 from jaxnn.types import ConfigError, DataError, Examples, RecordError, Splits
@@ -76,8 +76,8 @@ class _GradientBoosting(BaseEstimator):
             how = {"stratify": targets[rows] if num_classes else None, "random_state": seed}
             rows, others = train_test_split(rows, test_size=self.validation_fraction, **how)
         self.bins_ = learn_bins(inputs[rows], max_bins=self.max_bins, categorical=self.categorical)
-        table = TableSource(Examples({"bins": self.bins_.apply(inputs), "weight": weights}, targets))
-        train, validation = (TableSource(table.read(part)) for part in (rows, others))
+        table = BinnedSource(Examples({"bins": self.bins_.apply(inputs), "weight": weights}, targets), bins=self.bins_)
+        train, validation = (dataclasses.replace(table, examples=table.read(part)) for part in (rows, others))
         data = Splits(train, validation=validation if len(others) else None)
         settings = self.get_params() | {"objective": objective, "categorical": self.bins_.num_categories}
         booster = boosting(**{name: settings[name] for name in inspect.signature(boosting).parameters})

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnn.data import Bins
 from jaxnn.record import new_figure, new_panels
-from jaxnn.trees._binning import MISSING, Bins
 from jaxnn.trees._boosting import MAX_DEPTH
 from jaxnn.types import Array, ConfigError, DataError
 
@@ -186,7 +186,7 @@ def _condition(tree: Mapping[str, np.ndarray], node: int, bins: Bins, labels: Se
         return f"{labels[column]} is not missing"
     else:
         text = f"≤ {edges[number - 1]:.5g}"
-    return f"{labels[column]} {text}\nmissing {'left' if goes_left[MISSING] else 'right'}"
+    return f"{labels[column]} {text}\nmissing {'left' if goes_left[bins.missing] else 'right'}"
 
 
 def _labels(names: Sequence[str] | None, count: int) -> Sequence[str]:

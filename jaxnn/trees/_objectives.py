@@ -200,9 +200,10 @@ def lambda_rank(
 ) -> Objective:
     """LambdaRank: orders the rows of each query by relevance (Burges 2010, "From RankNet to LambdaRank to LambdaMART").
 
-    Targets are grades of relevance, 0 or more, and the queries are given to `binned`. The gradient of a pair of rows is
-    that of the logistic loss of the difference of their scores, times the change of the NDCG if both swapped places. As
-    in LightGBM, one of the two must be among the first ``truncation``; gradients are not normalized by query.
+    Targets are grades of relevance, 0 or more, and the queries are given to `jaxnn.data.binned`. The gradient of a pair
+    of rows is that of the logistic loss of the difference of their scores, times the change of the NDCG if both swapped
+    places. As in LightGBM, one of the two must be among the first ``truncation``; gradients are not normalized by
+    query.
 
     The metric is the NDCG (Järvelin & Kekäläinen 2002) of the first ``ndcg_at`` rows, averaged over queries, and 1 for
     a query without relevant rows; the loss is 1 minus it. Equal scores rank in the order of the rows.

@@ -136,12 +136,26 @@ def test_standardize_fills_in_and_marks_missing_numbers() -> None:
 
 def test_bins_of_a_table_are_those_of_its_columns() -> None:
     table: Any = jn.data.table(COLUMNS, test=TEST, **OPTIONS)
-    splits: Any = jn.trees.binned(table)
+    splits: Any = jn.data.binned(table)
     matrix = np.hstack([AGES, np.where(np.array(IDS) > 0, IDS, np.nan)])
-    by_hand: Any = jn.trees.binned((matrix, table.train.targets), categorical=(1, 2, 3))
+    by_hand: Any = jn.data.binned((matrix, table.train.targets), categorical=(1, 2, 3))
     np.testing.assert_array_equal(splits.train.examples.inputs, by_hand.train.examples.inputs)
     assert splits.train.bins.categorical == (1, 2, 3) and splits.class_names == ("a", "b")
     binned = splits.train.bins.apply(splits.train.columns.apply(TEST))
     np.testing.assert_array_equal(binned, splits.test.examples.inputs)
-    jobs: Any = jn.trees.binned(jn.data.table(COLUMNS, drop=["age", "code", "member"], target="kind"))
+    jobs: Any = jn.data.binned(jn.data.table(COLUMNS, drop=["age", "code", "member"], target="kind"))
     assert jobs.train.examples.inputs.tolist() == [[0], [1], [255], [0]]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([[1.0, np.inf], [0.0, 1.0]], "row 0, column 1 is infinite"),
+        ([[np.nan, 1.0], [np.nan, 2.0]], "column 0 has no value"),
+        ([["a", "b"]], "must be numbers"),
+        ([1.0, 2.0], "must be numbers"),
+    ],
+)
+def test_bins_of_bad_tables_are_refused(inputs: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        jn.data.learn_bins(np.array(inputs))

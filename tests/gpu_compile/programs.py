@@ -72,7 +72,7 @@ def experiment(name: str) -> jn.Experiment[Any]:
 def tree_experiment() -> jn.Experiment[Any]:
     """Boosts trees of a table with a category."""
     inputs = np.random.default_rng(0).integers(0, 9, (32 * BATCH, 4)).astype(float)
-    splits = jn.trees.binned((inputs, inputs[:, 0].astype(np.float32)), categorical=(3,))
+    splits = jn.data.binned((inputs, inputs[:, 0].astype(np.float32)), categorical=(3,))
 
     def booster(config: Any) -> jn.trees.Boosting:
         given = {"num_trees": 2, "max_depth": 3, "categorical": (3,)}

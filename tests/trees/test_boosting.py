@@ -44,7 +44,7 @@ def table(rows: int = ROWS, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def experiment(objective: Any = None, data: Any = None, **settings: Any) -> jn.Experiment[Config]:
     """Trees of depth 2 on ``data``, by default a table with a category."""
-    splits = data or trees.binned(table(), table(32, 1), categorical=(3,))
+    splits = data or jn.data.binned(table(), table(32, 1), categorical=(3,))
 
     def booster(config: Config) -> trees.Boosting:
         given = {"num_trees": config.num_steps, "max_depth": 2, "categorical": splits.train.bins.categorical}
@@ -129,7 +129,7 @@ def test_the_native_kernel_grows_the_same_trees(settings: dict[str, Any], tmp_pa
     inputs[:, 3] += np.random.default_rng(0).geometric(0.05, 3000)  # most categories have few rows
     if "objective" in settings:
         targets = np.digitize(targets, [0.0, 2.0])
-    data = trees.binned((inputs, targets), categorical=(3,), max_bins=settings.get("max_bins", 255))
+    data = jn.data.binned((inputs, targets), categorical=(3,), max_bins=settings.get("max_bins", 255))
     native = tiny.fit(experiment(data=data, **settings), tmp_path / "native", **HOW)
     assert tiny.read(native.dir)["implementations"]["trees"] == ["native"]
     with jn.nn.portable():
@@ -139,7 +139,7 @@ def test_the_native_kernel_grows_the_same_trees(settings: dict[str, Any], tmp_pa
 
 @pytest.mark.slow
 def test_padded_rows_change_nothing() -> None:
-    data = (trees.binned(table(93), table(32, 1), categorical=(3,), multiple_of=multiple) for multiple in (1, 8))
+    data = (jn.data.binned(table(93), table(32, 1), categorical=(3,), multiple_of=multiple) for multiple in (1, 8))
     runs = [tiny.fit(experiment(data=one), **HOW, **how) for one, how in zip(data, ({}, FOUR), strict=True)]
     assert runs[1].config.batch_size == 96 and same_trees(*runs)
     np.testing.assert_allclose(*(run.final["train_loss"] for run in runs), rtol=1e-6)
@@ -182,20 +182,6 @@ def test_quantiles_are_those_of_the_targets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ([[1.0, np.inf], [0.0, 1.0]], "row 0, column 1 is infinite"),
-        ([[np.nan, 1.0], [np.nan, 2.0]], "column 0 has no value"),
-        ([["a", "b"]], "must be numbers"),
-        ([1.0, 2.0], "must be numbers"),
-    ],
-)
-def test_bad_tables_are_refused(inputs: Any, message: str) -> None:
-    with pytest.raises(jn.DataError, match=message):
-        trees.learn_bins(np.array(inputs))
-
-
-@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"l2": -1.0}, "l2 must be a number >= 0"),
@@ -224,7 +210,7 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
 )
 def test_bad_targets_are_refused(objective: trees.Objective, targets: np.ndarray, message: str) -> None:
     with pytest.raises(jn.DataError, match=message):
-        tiny.fit(experiment(objective, trees.binned((table()[0], targets))))
+        tiny.fit(experiment(objective, jn.data.binned((table()[0], targets))))
 
 
 @pytest.mark.parametrize(
@@ -270,7 +256,7 @@ def test_a_fitted_model_keeps_its_depth_and_the_place_of_its_targets(tmp_path: P
 @pytest.mark.parametrize("objective", [trees.absolute_error(), trees.huber(0.5), trees.poisson()])
 def test_objectives_lower_their_loss(objective: trees.Objective) -> None:
     inputs, targets = table()
-    run = tiny.fit(experiment(objective, trees.binned((inputs, np.abs(targets)), categorical=(3,))), **HOW)
+    run = tiny.fit(experiment(objective, jn.data.binned((inputs, np.abs(targets)), categorical=(3,))), **HOW)
     first, last = run.metrics["train_loss"]
     assert last < first
 
@@ -303,7 +289,7 @@ def test_exported_predictions_of_numbers_are_those_of_the_model(kind: Any, train
 @pytest.mark.slow
 def test_the_best_number_of_trees_predicts_after_an_early_stop(tmp_path: Path) -> None:
     settings: Any = {"num_trees": 50, "max_depth": 3, "learning_rate": 0.9}
-    splits = trees.binned(table(), validation=table(32, 1))
+    splits = jn.data.binned(table(), validation=table(32, 1))
     how: Any = {"steps_per_call": 1, "report_every": 1, "eval_every": 1, "patience": 3, "run_dir": tmp_path / "run"}
     run = tiny.fit(experiment(data=splits, row_fraction=1.0, **settings).replace(num_steps=50), **how)
     assert run.summary.status == "stopped early" and run.metrics["step"][-1] < 50
@@ -369,7 +355,7 @@ def ranked(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def fit_ranks(options: Any, **splits: Any) -> jn.Run:
-    data = trees.binned(**({"train": ranked(), "test": ranked(1)} | splits))
+    data = jn.data.binned(**({"train": ranked(), "test": ranked(1)} | splits))
     return tiny.fit(experiment(trees.lambda_rank(), data, min_child_weight=1e-6, row_fraction=1.0), **HOW | options)
 
 

@@ -50,7 +50,7 @@ def boosted_table(settings: Any) -> jn.Experiment[TreeConfig]:
         random = np.random.default_rng(0)
         numbers = random.normal(size=(count, settings.columns)).astype(np.float32)
         signal = numbers[:, 0] + numbers[:, 1] * numbers[:, 2] + random.normal(size=count)
-        return jn.trees.binned((numbers, (signal > 0).astype(np.int32)), name="random table")
+        return jn.data.binned((numbers, (signal > 0).astype(np.int32)), name="random table")
 
     def booster(config: TreeConfig) -> jn.trees.Boosting:
         objective = jn.trees.cross_entropy(2)

@@ -137,7 +137,7 @@ def make_experiment(model: str, splits: Any, seed: int, settings: Settings) -> j
     """Returns the training of one of `MODELS` on a table."""
     columns, classes, rows = splits.train.columns, len(splits.class_names), splits.train.num_examples
     if model == "boosting":
-        binned: Any = jn.trees.binned(splits)
+        binned: Any = jn.data.binned(splits)
 
         def booster(config: Config) -> jn.trees.Boosting:
             objective = jn.trees.cross_entropy(classes) if classes else jn.trees.squared_error()

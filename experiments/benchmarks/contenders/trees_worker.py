@@ -123,7 +123,7 @@ def _sweep(inputs, targets, rates, penalties, settings):
             jn.trees.squared_error(), num_trees=config.num_steps, max_depth=settings["depth"], **given
         )
 
-    splits = jn.trees.binned((inputs, targets.astype(np.float32)))
+    splits = jn.data.binned((inputs, targets.astype(np.float32)))
     experiment = jn.trees.experiment(Config(), lambda config: splits, booster)
     with tempfile.TemporaryDirectory() as folder:
         how = {"devices": len(jax.devices()), "progress": "none", "report_every": settings["trees"]}

@@ -1,20 +1,20 @@
-"""Columns of numbers and categories as bins, a byte each."""
+"""Columns of numbers and categories as bins, a byte each, and data sets of them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.data import ArraySource, Columns, arrays, given_splits
+from jaxnn.data._arrays import ArraySource, arrays
+from jaxnn.data._examples import given_splits
+from jaxnn.data.tables._tables import Columns
 from jaxnn.types import Array, Batch, ConfigError, DataError, Examples, Splits, check_int, cpu_count
-
-MISSING = 255  # the bin of NaN, and of categories that were not seen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,18 +25,20 @@ class Bins:
         edges: for each column its upper bounds, ascending: bin ``i`` holds values in ``(edges[i - 1], edges[i]]``; of a
             categorical column, its categories.
         categorical: columns whose values are categories.
+        missing: the bin of NaN, and of categories that were not seen.
 
-    >>> bins = jn.trees.learn_bins(np.array([[0.5, 3], [1.5, 3], [np.nan, 7]]), categorical=(1,))
+    >>> bins = jn.data.learn_bins(np.array([[0.5, 3], [1.5, 3], [np.nan, 7]]), categorical=(1,))
     >>> bins.apply([[1.4, 7], [np.nan, 5]]).tolist()  # 255 is missing
     [[1, 1], [255, 255]]
     """
 
     edges: tuple[np.ndarray, ...]
     categorical: tuple[int, ...] = ()
+    missing: ClassVar[int] = 255
 
     @property
     def num_categories(self) -> dict[int, int]:
-        """The number of categories of each categorical column, for `boosting`."""
+        """The number of categories of each categorical column, for `jaxnn.trees.boosting`."""
         return {column: len(self.edges[column]) for column in self.categorical}
 
     def apply(self, inputs: Array) -> np.ndarray:
@@ -51,7 +53,7 @@ class Bins:
             if column in self.categorical:
                 at = np.minimum(at, len(edges) - 1)
                 missing = edges[at] != one
-            return np.where(missing, MISSING, at).astype(np.uint8)
+            return np.where(missing, self.missing, at).astype(np.uint8)
 
         return np.stack(_by_column(apply, values), axis=1)
 
@@ -72,14 +74,14 @@ def learn_bins(
         sample: rows that are looked at, drawn with ``seed``; all if there are not more.
         seed: of the sample.
 
-    >>> jn.trees.learn_bins(np.array([[1.0], [2.0], [4.0], [np.nan]])).edges[0].tolist()
+    >>> jn.data.learn_bins(np.array([[1.0], [2.0], [4.0], [np.nan]])).edges[0].tolist()
     [1.5, 3.0]
 
     DataError for infinite values, a column without any value, or categories that are not integers.
     """
     check_int("learn_bins: max_bins", max_bins, least=2)
-    if max_bins > MISSING:
-        raise ConfigError(f"learn_bins: max_bins must be at most {MISSING}, since a bin is a byte, not {max_bins}.")
+    if max_bins > Bins.missing:
+        raise ConfigError(f"learn_bins: max_bins must be at most 255, since a bin is a byte, not {max_bins}.")
     values = _numbers(inputs)
     for column in categorical:
         if check_int("learn_bins: a column of categorical", column, least=0) >= values.shape[1]:
@@ -133,11 +135,11 @@ def _numbers(inputs: Any) -> np.ndarray:
     return values
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class TableSource(ArraySource):
-    """A split of bins; a training batch is all of its rows, in order. A `jaxnn.data.table` gives ``columns`` too."""
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class BinnedSource(ArraySource):
+    """A split of bins; a training batch is all of its rows, in order. A `table` gives ``columns`` too."""
 
-    bins: Bins | None = None
+    bins: Bins
     columns: Columns | None = None
 
     def order(self, seed: Array | int, steps: Array, batch_size: int) -> Array:
@@ -145,7 +147,7 @@ class TableSource(ArraySource):
         if batch_size != self.num_examples:
             raise ConfigError(
                 f"each tree is grown on all rows: set batch_size={self.num_examples}, not {batch_size}; row_fraction "
-                "samples, and jn.trees.binned(multiple_of=…) pads rows for several devices."
+                "samples, and jn.data.binned(multiple_of=…) pads rows for several devices."
             )
         return np.arange(batch_size, dtype=np.int32)[None] + 0 * steps[:, None]
 
@@ -176,16 +178,16 @@ def binned(
     """Makes a data set of tables ``(inputs [rows, columns], targets [rows])`` as bins, learnt from ``train``.
 
     Missing values are NaN, categories integers. A third array, ``queries [rows]``, names the query of each row for an
-    objective such as `lambda_rank`; the rows of a query are side by side. ``train`` may also be a data set, such as of
-    `jaxnn.data.table`: then its splits, name and classes are taken, and its categories known. The bins are
+    objective such as `jaxnn.trees.lambda_rank`; the rows of a query are side by side. ``train`` may also be a data set,
+    such as of `table`: then its splits, name and classes are taken, and its categories known. The bins are
     ``splits.train.bins``. Training rows are padded, with weight 0, to a ``multiple_of`` the number of devices that are
-    to share them. Raises `DataError` as `learn_bins` and `jaxnn.data.arrays`.
+    to share them. Raises `DataError` as `learn_bins` and `arrays`.
 
-    >>> splits = jn.trees.binned((np.array([[0.5, 1], [np.nan, 3]]), [0, 1]), categorical=[1])
+    >>> splits = jn.data.binned((np.array([[0.5, 1], [np.nan, 3]]), [0, 1]), categorical=[1])
     >>> splits.train.examples.inputs.tolist(), splits.train.bins.categorical
     ([[0, 0], [255, 1]], (1,))
     >>> table = jn.data.table({"age": [25, None], "job": ["cook", "nurse"], "pay": [1.5, 2.5]}, target="pay")
-    >>> train = jn.trees.binned(table).train
+    >>> train = jn.data.binned(table).train
     >>> train.bins.apply(train.columns.apply({"age": [30], "job": ["nurse"]})).tolist()
     [[0, 1]]
     """
@@ -202,7 +204,7 @@ def binned(
     padding = -len(parts["train"][1]) % check_int("binned: multiple_of", multiple_of)
     pairs: Any = {split: _binned_split(split, bins, padding, *part) for split, part in parts.items()}
     splits: Any = arrays(**pairs, name=name, class_names=classes)
-    tables = {part: TableSource(source.examples, bins=bins, columns=columns) for part, source in splits.named().items()}
+    tables = {part: BinnedSource(one.examples, bins=bins, columns=columns) for part, one in splits.named().items()}
     return splits._replace(**tables)  # type: ignore[no-any-return]
 
 

@@ -82,8 +82,8 @@ def table(
 
     Inputs are a dict of ``numbers`` float32 ``[columns]``, NaN where missing, and ``categories`` int32 ``[columns]``,
     ids from 1, and 0 where missing or not in the training rows; without such columns it lacks the key. Texts, booleans
-    and pandas' categories are categories. `standardize` prepares the numbers for networks; `jaxnn.trees.binned` takes
-    them as they are. ``splits.train.columns`` are the `Columns`. Files need ``pip install "jaxnn[tables]"``.
+    and pandas' categories are categories. `standardize` prepares the numbers for networks; `binned` takes them as
+    they are. ``splits.train.columns`` are the `Columns`. Files need ``pip install "jaxnn[tables]"``.
 
     >>> columns = {"age": [25, None, 40], "job": ["cook", "nurse", "cook"], "pay": [1.5, 2.5, 3.0]}
     >>> jn.data.table(columns, target="pay", test=0.3)
