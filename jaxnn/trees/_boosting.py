@@ -132,8 +132,7 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
         return {"start": start}, {"trees": trees, "num_trees": jnp.int32(0), "scores": scores}
 
     def predict(params: Params, model_state: Any, inputs: Array) -> jax.Array:
-        scores = predict_scores({**model_state, **params}, _bins(inputs), growth.max_depth)
-        return scores[:, 0] if outputs == 1 else scores
+        return predict_scores({**model_state, **params}, _bins(inputs), growth.max_depth)
 
     def loss(params: Params, model_state: Any, batch: Batch, key: jax.Array) -> Any:
         if len(batch.mask) != len(model_state["scores"]):
@@ -235,7 +234,7 @@ def _rows(objective: Objective, batch: Batch) -> tuple[tuple[Any, Any, Any], Any
 
 
 def predict_scores(model: Mapping[str, Any], inputs: Any, max_depth: int) -> jax.Array:
-    """The scores ``[rows, outputs]`` of bins ``[rows, columns]``, by all trees that were grown.
+    """The scores ``[rows]``, or ``[rows, outputs]`` if several, of bins ``[rows, columns]``, by all grown trees.
 
     ``model`` has parameters and model state together: ``start``, ``trees`` and ``num_trees``.
     """
@@ -246,8 +245,19 @@ def predict_scores(model: Mapping[str, Any], inputs: Any, max_depth: int) -> jax
         grown = jax.tree.map(lambda leaf: leaf[index], trees)
         return scores + jax.vmap(lambda tree: tree.value[find_leaves(tree, bins, max_depth)], out_axes=1)(grown)
 
-    scores = jnp.broadcast_to(start, (inputs.shape[0], start.shape[0]))
-    return jax.lax.fori_loop(0, model["num_trees"], add, scores)  # type: ignore[no-any-return]
+    before = jnp.broadcast_to(start, (inputs.shape[0], start.shape[0]))
+    scores: jax.Array = jax.lax.fori_loop(0, model["num_trees"], add, before)
+    return scores[:, 0] if scores.shape[1] == 1 else scores
+
+
+def split_start(model: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Returns a model for `predict_scores`, in float32, and what is added to its scores.
+
+    The start of an estimator is float64, as its targets may be far from 0: the most of it is added at the end.
+    """
+    start = np.asarray(model["start"])
+    far = start.astype(np.float32) if start.dtype == np.float64 else np.float32(0)
+    return {**model, "start": (start - far).astype(np.float32)}, far
 
 
 def experiment[Config](
@@ -300,10 +310,7 @@ def predictor(
     bounds = np.where(nearest > edges, np.nextafter(nearest, np.float32(-np.inf)), nearest)
     known = np.where((nearest == edges) & np.isfinite(edges), nearest, np.nan)
     is_category = np.isin(np.arange(len(bins.edges)), bins.categorical)
-    # The start of an estimator is float64, as its targets may be far from 0: the most of it is added at the end.
-    start = np.asarray(model["start"])
-    far = start.astype(np.float32) if start.dtype == np.float64 else np.float32(0)
-    trees = {**model, "start": (start - far).astype(np.float32)}
+    trees, far = split_start(model)
 
     def apply(values: Array, bounds: Array, known: Array, is_category: Array) -> jax.Array:
         at = jnp.searchsorted(bounds, values)
@@ -313,8 +320,7 @@ def predictor(
     def predict(inputs: Array) -> Array:
         columns = jax.vmap(apply, (1, 0, 0, 0), 1)
         found = columns(jnp.asarray(inputs, jnp.float32), bounds, known, is_category)
-        scores = predict_scores(trees, found, max_depth) + jnp.reshape(far, (1, -1))
-        scores = scores[:, 0] if scores.shape[1] == 1 else scores
+        scores = predict_scores(trees, found, max_depth) + far
         return scores if objective is None else objective.outputs(scores)
 
     return predict

@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 from jaxnn.data import BinnedSource, Bins, learn_bins
 from jaxnn.record import jsonable, with_tuples, write_bytes
 from jaxnn.run import export_function, fit
-from jaxnn.trees._boosting import boosting, experiment, predict_scores, predictor
+from jaxnn.trees._boosting import boosting, experiment, predict_scores, predictor, split_start
 from jaxnn.trees._objectives import Objective, cross_entropy, squared_error
 from jaxnn.types import ConfigError, DataError, Examples, RecordError, Splits
 
@@ -143,11 +143,9 @@ class _GradientBoosting(BaseEstimator):
     def _outputs(self, inputs: Any) -> np.ndarray:
         check_is_fitted(self)
         values = validate_data(self, inputs, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
-        far = self.state_["start"].astype(np.float32)  # as in `predictor`
-        trees = {**self.state_, "start": (self.state_["start"] - far).astype(np.float32)}
-        near = np.asarray(_predict(trees, self.bins_.apply(values), self.fitted_["max_depth"]))
-        scores = near.astype(np.float64) + far
-        return np.asarray(self._objective().outputs(scores[:, 0] if scores.shape[1] == 1 else scores))
+        trees, far = split_start(self.state_)
+        near = np.asarray(_predict(trees, self.bins_.apply(values), self.fitted_["max_depth"]), np.float64)
+        return np.asarray(self._objective().outputs(near + far))
 
 
 _predict = jax.jit(predict_scores, static_argnums=2)

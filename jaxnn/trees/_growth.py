@@ -34,21 +34,13 @@ def fixed_point(gradient: Array, hessian: Array) -> tuple[Array, Array]:
     Sums of integers do not depend on their order: a tree is the same on any number of devices, in every batch of trees,
     and with any algorithm for its histograms. A unit is a power of two, about 2^-29 of the sum of all absolute values.
     """
-    unit = _units(gradient, hessian)
-    return _rounded(gradient, hessian, unit), unit
-
-
-def _units(gradient: Array, hessian: Array) -> Array:
     total = jnp.maximum(jnp.stack([jnp.abs(gradient).sum(), jnp.abs(hessian).sum()]), 1e-25)
     # A float's exponent is in the bits above 23. No integer is NaN: the unit is, so that it is seen if a loss is.
     exponent = (jax.lax.bitcast_convert_type(total, jnp.int32) >> 23) + 1 - _BITS
     power = jax.lax.bitcast_convert_type(exponent << 23, jnp.float32)
-    return jnp.where(jnp.isfinite(total), power, jnp.nan)
-
-
-def _rounded(gradient: Array, hessian: Array, unit: Array) -> Array:
+    unit = jnp.where(jnp.isfinite(total), power, jnp.nan)
     rounded = [jnp.round(each / one).astype(jnp.int32) for each, one in zip((gradient, hessian), unit, strict=True)]
-    return jnp.stack(rounded, axis=-1)
+    return jnp.stack(rounded, axis=-1), unit
 
 
 def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins: int) -> Array:
@@ -139,11 +131,11 @@ def grow(bins: Array, gradient: Array, hessian: Array, columns: Array, growth: G
     sharded = "the rows are sharded" if batch_sharding(bins.shape[1]) is not None else None
     constrained = "it has no monotone constraints" if growth.monotone else None
     name = choose("trees", None, {"native": constrained or sharded or native_obstacle("jaxnn_trees")})
-    unit = _units(gradient, hessian)
     with scope("trees", name):
-        if name == "native":
+        pairs, unit = fixed_point(gradient, hessian)
+        if name == "native":  # the kernel rounds too, and XLA drops the pairs
             return _grow_natively(bins, gradient, hessian, unit, columns, growth)
-        return _grow(bins, _rounded(gradient, hessian, unit), unit, columns, growth)
+        return _grow(bins, pairs, unit, columns, growth)
 
 
 def _grow_natively(
@@ -290,8 +282,7 @@ def _down(column: Array, left_bins: Array, left: Array, bins: Array, node: Array
 
 def find_leaves(tree: Tree, bins: Array, max_depth: int) -> Array:
     """The leaf ``[rows]`` of each row of ``bins [columns, rows]``."""
-
-    def down(_: Any, node: Array) -> Array:
-        return _down(tree.column, tree.left_bins, tree.left, bins, node)
-
-    return jax.lax.fori_loop(0, max_depth, down, jnp.zeros(bins.shape[1], jnp.int32))  # type: ignore[no-any-return]
+    root = jnp.zeros(bins.shape[1], jnp.int32)
+    return jax.lax.fori_loop(  # type: ignore[no-any-return]
+        0, max_depth, lambda _, node: _down(tree.column, tree.left_bins, tree.left, bins, node), root
+    )
