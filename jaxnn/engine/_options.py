@@ -84,7 +84,7 @@ class RunOptions:
     record: bool = True
     """Write a record: facts, metrics.jsonl, checkpoints."""
     steps_per_call: int | None = None
-    """Training steps compiled into one call; default: chosen by measuring."""
+    """Training steps compiled into one call; default: chosen by the time or the operations of a step."""
     report_every: int | None = None
     """Steps between reports; default: about fifty reports in all."""
     eval_every: int | None = None

@@ -147,6 +147,8 @@ def _open_population(trainer: Trainer, members: Members) -> None:
             vmapped = plan_vmap_size(programs, plan, members.vmap_size, steps, **how)
     trainer.vmapped = vmapped
     trainer.plan = with_tails(plan._replace(steps_per_call=min(vmapped.steps_per_call, plan.num_steps)))
+    if members.plan is None and not (vmapped.trials or members.thorough):
+        programs.compile_together(trainer.shape(trainer.block), trainer.plan.call_lengths(), eval_split, "start")
 
 
 def fastest_steps(programs: Programs, make_call: Callable[[int], Call], window: int) -> tuple[int, dict[int, float]]:

@@ -31,6 +31,8 @@ ROUNDS = 3
 WORTHWHILE, HARMLESS = 0.95, 1.05
 # The overhead of a call is a few percent at 0.1 seconds per call of an MNIST MLP, and hardly any at longer ones.
 CALL_SECONDS = 0.3
+# A call of so many operations takes about as long.
+CALL_OPERATIONS = 6e8
 # A size that is this much slower than the best ends the search: larger ones were never faster again.
 SLOWER = 1.05
 # The share of a device's free memory that may be taken.
@@ -51,14 +53,16 @@ def choose_steps_per_call(
     """Tries calls of one step, of a few, and if those were no slower, of many; they should divide ``window``.
 
     ``make_call(num_steps)`` returns a compiled call, which returns arrays without waiting. A call of more than one step
-    given as ``first`` is the only one tried, unless it turns out to be long. If ``wary``, as loops may be slow, one of
-    two steps is tried before longer ones. Returns the fastest length, and the seconds per step of each one tried.
+    given as ``first`` is the only one tried, and run once, unless it turns out to be long. If ``wary``, as loops may be
+    slow, one of two steps is tried before longer ones. Returns the fastest length, and the seconds per step of each one
+    tried.
     """
-    measured = {first: seconds_per_step(make_call(first), first)}
-    if first > 1 and first * measured[first] <= CALL_SECONDS:
-        return first, measured
+    measured: dict[int, float] = {}
     if first > 1:
-        measured[1] = seconds_per_step(make_call(1), 1)
+        measured[first] = timed_round(make_call(first), first, 1)
+        if first * measured[first] <= CALL_SECONDS:
+            return first, measured
+    measured[1] = seconds_per_step(make_call(1), 1)
     # About ``PROBE_SECONDS`` of steps, as a power of four so that reruns agree.
     power = max(1, round(math.log(max(2.0, PROBE_SECONDS / measured[1]), 4)))
     probe = min(WARY_STEPS, window) if wary else near_divisor(window, min(MOST_STEPS, 4**power))
@@ -104,15 +108,10 @@ class Trial(NamedTuple):
     temporary_bytes: int  # the memory that a call takes and frees again
 
 
-def try_size(size: int, num_steps: int, call: Call, temporary_bytes: int, long_call: float = math.inf) -> Trial:
-    """Times a compiled ``call`` of ``num_steps`` steps: the faster of two calls, after one that warms up.
-
-    A first call of more than ``long_call`` seconds is the only one.
-    """
-    seconds = timed_round(call, 1, 1)
-    if seconds <= long_call:
-        seconds = min(timed_round(call, 1, 1) for _ in range(2))
-    seconds /= num_steps
+def try_size(size: int, num_steps: int, call: Call, temporary_bytes: int) -> Trial:
+    """Times a compiled ``call`` of ``num_steps`` steps: the faster of two calls, after one that warms up."""
+    timed_round(call, 1, 1)
+    seconds = min(timed_round(call, 1, 1) for _ in range(2)) / num_steps
     return Trial(size, seconds, size / seconds, temporary_bytes)
 
 
@@ -181,9 +180,10 @@ def plan_vmap_size(
 
     One size is compiled, a second only if the training that it may shorten takes ten times as long: on a CPU members
     one by one, whose small matrices stay in its cache, then a few together, but many at once if their steps are short;
-    on an accelerator many, then all. A size or steps per call that are given are not measured. ``apart``: some members
-    may be stopped before others. If ``thorough``, sizes are tried until they are slower, for their throughput curve.
-    TrainingError if not even one member fits.
+    on an accelerator many, then all. Nothing is measured if there is one size to choose from, and its steps per call
+    are given, fill the window, or follow from the operations of a step on a CPU. ``apart``: some members may be stopped
+    before others. If ``thorough``, sizes are tried until they are slower, for their throughput curve. TrainingError if
+    not even one member fits.
     """
     num_devices, device = programs.spec.num_devices, programs.layout.device
     num_members, window = -(-programs.num_members // num_devices), min(typical_window(plan), plan.num_steps)
@@ -208,9 +208,7 @@ def plan_vmap_size(
             population, totals = program(population, programs.zeros(shape), programs.spec.feed.prepare(0, steps))
             return totals
 
-        # Without another size the time only tells whether calls are short.
-        long_call = SHORT_CALL if len(sizes) == 1 else math.inf
-        return try_size(size, steps, call, programs.temporary_bytes(shape, steps), long_call)
+        return try_size(size, steps, call, programs.temporary_bytes(shape, steps))
 
     # 1, 4, 16 and so on up to all, each so large that the last chunk is full too, or nearly.
     powers = (min(FACTOR**power, block) for power in range(block.bit_length()))
@@ -224,6 +222,12 @@ def plan_vmap_size(
         sizes = [max(size for size in sizes if size == 1 or size * programs.operations <= most)]
     elif not thorough:
         sizes = sizes[:2] if on_cpu else sizes[-2:]
+    if len(sizes) == 1 and not thorough and (on_cpu or given_steps is not None or steps == window):
+        if given_steps is None:
+            # Infinitely many operations, as of a loop, get the fewest steps.
+            about = min(MOST_STEPS, CALL_OPERATIONS / max(1.0, block * programs.operations))
+            steps = near_divisor(window, max(ENOUGH_STEPS, round(about)))
+        return VmapPlan(sizes[0], steps, block, (), note)
     started = time.perf_counter()
     trials = [attempt(sizes[0])]
     cost = time.perf_counter() - started
