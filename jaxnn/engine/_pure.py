@@ -220,6 +220,8 @@ def over_members(spec: GroupSpec, one: Callable[..., Any], num_arguments: int) -
         def chunk(index: Array, results: Any) -> Any:
             return _put(results, compute_chunk(_take_chunk(population, index)), index)
 
+        if population.alive.shape[0] == 1:
+            return jax.tree.map(lambda leaf: leaf[None], compute_chunk(_take_chunk(population, 0)))
         shapes = jax.eval_shape(compute_chunk, jax.eval_shape(_take_chunk, population, 0))
         zeros = jax.tree.map(lambda one: jnp.zeros((population.alive.shape[0], *one.shape), one.dtype), shapes)
         return _over_chunks(population, chunk, zeros)
@@ -259,11 +261,19 @@ def _take_chunk(population: Population, index: Array | int) -> Population:
 
 
 def _take(tree: PyTree, index: Array | int) -> PyTree:
-    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False), tree)
+    def taken(leaf: Array) -> Any:
+        if len(leaf) == 1:  # without slices, which would be half of a small program
+            return leaf.reshape(leaf.shape[1:])
+        return jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False)
+
+    return jax.tree.map(taken, tree)
 
 
 def _put(tree: PyTree, part: PyTree, index: Array | int) -> PyTree:
-    return jax.tree.map(lambda leaf, own: jax.lax.dynamic_update_index_in_dim(leaf, own, index, 0), tree, part)
+    def put(leaf: Array, own: Array) -> Any:
+        return own.reshape(leaf.shape) if len(leaf) == 1 else jax.lax.dynamic_update_index_in_dim(leaf, own, index, 0)
+
+    return jax.tree.map(put, tree, part)
 
 
 def _on_members(
