@@ -28,6 +28,7 @@ class SweepRecord:
 
     directory: record.Record | None
     facts: dict[str, Any]
+    _members_written: bytes = b""
 
     def describe(self, **facts: Any) -> None:
         """Replaces ``sweep.json``, with these facts changed."""
@@ -42,7 +43,7 @@ class SweepRecord:
         self.describe(groups=groups)
 
     def write_members(self, plan: SweepPlan) -> None:
-        """Replaces ``members.jsonl``."""
+        """Replaces ``members.jsonl``, unless it has this content already."""
         if self.directory is None:
             return
         lines = []
@@ -50,7 +51,9 @@ class SweepRecord:
             facts = {name: value for name, value in vars(member).items() if name != "index"}
             folder = f"{_stored.MEMBER_FOLDER}/{member.dir.name}" if member.dir else None
             lines.append(record.json_line({"member": member.index, **facts, "dir": folder}))
-        record.write_bytes(self.directory.path / _stored.MEMBERS_FILE, "".join(lines).encode())
+        if (content := "".join(lines).encode()) != self._members_written:
+            record.write_bytes(self.directory.path / _stored.MEMBERS_FILE, content)
+            self._members_written = content
 
     def _members(self, plan: SweepPlan) -> Iterator[Member]:
         folder = self.directory.path / _stored.MEMBER_FOLDER if self.directory is not None else None

@@ -287,8 +287,8 @@ class SweepRun:
             "stalls": [dataclasses.asdict(stall) for stall in self.flight.stalls],
         }
         self.record.describe(status="interrupted" if unfinished else "finished", summary=summary)
-        results = self.record.results(plan)
-        if not unfinished and results.lines and any(hasattr(writer, "media") for writer in self.writers):
+        draws = not unfinished and any(hasattr(writer, "media") for writer in self.writers)
+        if draws and (results := self.record.results(plan)).lines:
             runs.send(self.writers, "sweep", results.plot(), max(log.step for log in logs))
 
 
