@@ -47,6 +47,8 @@ LARGE = {
     "even": Case((16, 16), (3, 3), (1, 1), features=(16, 24), batch=8),
     "uneven": Case((16, 16), (3, 3), (2, 2), features=(16, 24), batch=7),
     "few": Case((32, 32), (3, 3), (1, 1), features=(16, 24), batch=1),
+    "winograd": Case((13, 10), (3, 3), (1, 1), ((1, 1), (2, 0)), features=(32, 48), batch=5),
+    "winograd, valid": Case((12, 9), (3, 3), (1, 1), ((0, 0), (0, 2)), features=(48, 16), batch=2),
     "depthwise": Case((32, 32), (3, 3), (1, 1), features=(32, 32), groups=32, batch=5),
 }
 

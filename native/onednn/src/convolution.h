@@ -1,4 +1,4 @@
-// oneDNN's convolution, its input gradient and its kernel gradient, of arrays with channels last.
+// A convolution, its input gradient and its kernel gradient, of arrays with channels last: oneDNN's, or Winograd's.
 
 #ifndef JAXNN_CONVOLUTION_H_
 #define JAXNN_CONVOLUTION_H_
@@ -12,6 +12,7 @@
 #include "buffer.h"
 #include "pool.h"
 #include "primitives.h"
+#include "winograd.h"
 
 namespace jaxnn {
 
@@ -157,22 +158,36 @@ class Planner {
 
 // The number of parts of each of `members` batches: together a multiple of the threads, but none too small to be worth
 // a thread, and not too many copies of a kernel's gradient.
-inline int64_t count_parts(const Geometry& g, int64_t members, int64_t threads) {
+inline int64_t count_parts(const Geometry& g, int64_t members, int64_t threads, int64_t most) {
   constexpr int64_t kWork = 1 << 19, kCopies = int64_t{256} << 20;  // multiplications, bytes
   const int64_t outputs = product(g.shapes[kOutput]), in = g.shapes[kKernel][g.strides.size()];
   const int64_t products = outputs * in * product({g.shapes[kKernel].begin(), g.shapes[kKernel].end() - 2});
   const int64_t work = products + 8 * (outputs + product(g.shapes[kInput]));
-  int64_t parts = std::min({threads / std::gcd(threads, members), g.shapes[kInput][0], work / kWork});
+  int64_t parts = std::min({threads / std::gcd(threads, members), most, work / kWork});
   if (g.missing == kKernel) parts = std::min(parts, kCopies / (members * g.bytes_of(kKernel)));
   return std::max<int64_t>(parts, 1);
 }
 
-// Computes `members` convolutions of one geometry, whose arrays follow each other in memory, on the pool. The arrays
-// of the operands are not written to. Throws dnnl::error and std::bad_alloc.
+// Adds the other gradients of a kernel to the first of each member: in order, so that the sum is the same in every run.
+template <typename Pool, typename Copy>
+void add_copies(Pool& pool, int64_t members, int64_t copies, int64_t size, const Copy& copy) {
+  constexpr int64_t kChunk = 1 << 14;
+  const int64_t chunks = (size + kChunk - 1) / kChunk;
+  if (copies == 1) return;
+  parallel_for(pool, members * chunks, [&](int64_t index) {
+    const int64_t member = index / chunks, first = index % chunks * kChunk, last = std::min(first + kChunk, size);
+    float* const total = reinterpret_cast<float*>(copy(member, 0));
+    for (int64_t k = 1; k < copies; ++k) {
+      const float* const more = reinterpret_cast<const float*>(copy(member, k));
+      for (int64_t i = first; i < last; ++i) total[i] += more[i];
+    }
+  });
+}
+
+// Computes `members` convolutions of one geometry, whose arrays follow each other in memory, on the pool.
 template <typename Pool>
-void convolve(Pool& pool, const Geometry& g, const std::array<char*, 3>& arrays, int64_t members) {
-  const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
-  const int64_t most = count_parts(g, members, threads);
+void convolve_by_onednn(Pool& pool, const Geometry& g, const std::array<char*, 3>& arrays, int64_t members) {
+  const int64_t most = count_parts(g, members, std::max<int64_t>(pool.num_threads(), 1), g.shapes[kInput][0]);
   const auto plan = PlanCache::instance().find<Plan>(g.key(most), [&] { return Planner(g).plan(most); });
   const bool is_gradient = g.missing == kKernel, is_plain = plan->kernel == plan->plain;
   const int64_t parts = plan->num_parts, copies = is_gradient ? parts : 1;
@@ -203,21 +218,77 @@ void convolve(Pool& pool, const Geometry& g, const std::array<char*, 3>& arrays,
                    {weights, {plan->kernel, cpu(), kernel(member, is_gradient ? copy : 0)}},
                    {output, {part.output, cpu(), rows(kOutput)}}});
   });
-  if (is_gradient && parts > 1) {
-    // In the order of the parts, so that the sum is the same in every run.
-    constexpr int64_t kChunk = 1 << 14;
-    const int64_t size = chosen_bytes / sizeof(float), chunks = (size + kChunk - 1) / kChunk;
-    parallel_for(pool, members * chunks, [&](int64_t index) {
-      const int64_t member = index / chunks, first = index % chunks * kChunk, last = std::min(first + kChunk, size);
-      float* const total = reinterpret_cast<float*>(kernel(member, 0));
-      for (int64_t copy = 1; copy < parts; ++copy) {
-        const float* const more = reinterpret_cast<const float*>(kernel(member, copy));
-        for (int64_t i = first; i < last; ++i) total[i] += more[i];
-      }
-    });
-  }
+  if (is_gradient) add_copies(pool, members, copies, chosen_bytes / sizeof(float), kernel);
   if (is_gradient && !is_plain) parallel_for(pool, members, reorder);
   buffer.trim();
+}
+
+// The tiling of what is computed: a convolution of the input, or for its gradient one of the output's.
+inline Tiling tiling(const Geometry& g) {
+  const Dims &in = g.shapes[kInput], &out = g.shapes[kOutput];
+  if (g.missing != kInput) return {in[0], in[1], in[2], in[3], out[1], out[2], out[3], g.low[0], g.low[1]};
+  return {in[0], out[1], out[2], out[3], in[1], in[2], in[3], 2 - g.low[0], 2 - g.low[1]};
+}
+
+// Whether Winograd's products are fewer, and not only because of a small image or a large kernel.
+inline bool is_for_winograd(const Geometry& g) {
+  constexpr int64_t kMostKernel = 1 << 17;  // transformed, 8 MiB; larger ones leave the cache
+  const Dims ones{1, 1}, &kernel = g.shapes[kKernel];
+  if (g.type != Type::f32 || g.result_type != Type::f32 || g.groups > 1 || g.strides != ones || g.dilation != ones)
+    return false;
+  const Tiling t = tiling(g);
+  return kernel[0] == 3 && kernel[1] == 3 && t.in % Tiling::kFeatures == 0 && t.out % Tiling::kFeatures == 0 &&
+         t.top >= 0 && t.left >= 0 && t.in * t.out <= kMostKernel &&
+         40 * t.rows() * t.columns() <= 13 * t.out_height * t.out_width;  // of outputs beyond the edges
+}
+
+// As convolve_by_onednn. Parts are tiles, of a few images or one.
+template <typename Pool>
+void convolve_by_winograd(Pool& pool, const Geometry& g, const Winograd& kernels, const std::array<char*, 3>& arrays,
+                          int64_t members) {
+  const Tiling t = tiling(g);
+  const int64_t parts = count_parts(g, members, std::max<int64_t>(pool.num_threads(), 1), t.count());
+  const bool is_gradient = g.missing == kKernel, is_flipped = g.missing == kInput;
+  const auto floats = [](char* bytes) { return reinterpret_cast<float*>(bytes); };
+  const auto array = [&](Role role, int64_t member) { return floats(arrays[role] + member * g.bytes_of(role)); };
+  thread_local Buffer buffer;  // transformed kernels, or all but the first of the parts' gradients
+  const int64_t size = is_gradient ? 9 * t.in * t.out : t.kernel_size(), copies = is_gradient ? parts - 1 : 1;
+  float* const kept = floats(buffer.reserve(members * copies * size * sizeof(float)));
+  const auto gradient = [&](int64_t member, int64_t copy) {
+    return copy ? kept + (member * copies + copy - 1) * size : array(kKernel, member);
+  };
+  if (!is_gradient) {
+    const int64_t features = g.shapes[kKernel][2], blocks = features / Tiling::kFeatures;
+    parallel_for(pool, members * blocks, [&](int64_t index) {
+      const int64_t member = index / blocks, first = index % blocks * Tiling::kFeatures;
+      kernels.transform(t, array(kKernel, member), is_flipped, first, first + Tiling::kFeatures, kept + member * size);
+    });
+  }
+  parallel_for(pool, members * parts, [&](int64_t index) {
+    thread_local Buffer buffer;
+    float* const scratch = floats(buffer.reserve(t.scratch_size() * sizeof(float)));
+    const int64_t member = index / parts, part = index % parts;
+    const int64_t first = t.count() * part / parts, last = t.count() * (part + 1) / parts;
+    float *const input = array(kInput, member), *const output = array(kOutput, member);
+    if (is_gradient)
+      kernels.kernel_gradient(t, input, output, first, last, gradient(member, part), scratch);
+    else
+      kernels.convolve(t, is_flipped ? output : input, kept + member * size, first, last, is_flipped ? input : output,
+                       scratch);
+    buffer.trim();
+  });
+  if (is_gradient) add_copies(pool, members, parts, size, gradient);
+  buffer.trim();
+}
+
+// The arrays of the operands are not written to. Throws dnnl::error and std::bad_alloc.
+template <typename Pool>
+void convolve(Pool& pool, const Geometry& g, const std::array<char*, 3>& arrays, int64_t members) {
+  const Winograd* const kernels = is_for_winograd(g) ? winograd(effective_isa()) : nullptr;
+  if (kernels)
+    convolve_by_winograd(pool, g, *kernels, arrays, members);
+  else
+    convolve_by_onednn(pool, g, arrays, members);
 }
 
 }  // namespace jaxnn

@@ -4,7 +4,7 @@
 
 #include <exception>
 
-#include "oneapi/dnnl/dnnl.hpp"
+#include "primitives.h"
 #include "targets.h"
 
 namespace ffi = xla::ffi;
@@ -12,15 +12,6 @@ namespace {
 
 using Array = ffi::Buffer<ffi::F32>;
 using Result = ffi::Result<Array>;
-
-// The widest instructions of this CPU that oneDNN may use too: ONEDNN_MAX_CPU_ISA.
-jaxnn::Isa isa() {
-  const int bits = static_cast<int>(dnnl::get_effective_cpu_isa());
-  const auto has = [bits](dnnl::cpu_isa wanted) { return (bits & static_cast<int>(wanted)) == static_cast<int>(wanted); };
-  return has(dnnl::cpu_isa::avx512_core) ? jaxnn::Isa::kAvx512
-         : has(dnnl::cpu_isa::avx2)      ? jaxnn::Isa::kAvx2
-                                         : jaxnn::Isa::kPlain;
-}
 
 // Sizes from gates [members…, steps, batch, 4 * features] and the kernel; the other arrays must fit.
 bool fits(jaxnn::Lstm& lstm, const Array& gates, const Array& kernel, std::initializer_list<const Array*> states,
@@ -61,7 +52,7 @@ ffi::Error forward(ffi::ThreadPool pool, Array products, Array kernel, Array fir
   lstm.first_c = first_c.typed_data(), lstm.first_h = first_h.typed_data();
   lstm.gates = in_place(products, gates);
   lstm.c = c->typed_data(), lstm.h = h->typed_data();
-  return run(pool, lstm, jaxnn::forward_part(isa()));
+  return run(pool, lstm, jaxnn::forward_part(jaxnn::effective_isa()));
 }
 
 ffi::Error backward(ffi::ThreadPool pool, Array gates, Array kernel, Array first_c, Array c, Array to_c, Array to_h,
@@ -74,7 +65,7 @@ ffi::Error backward(ffi::ThreadPool pool, Array gates, Array kernel, Array first
   lstm.to_c = to_c.typed_data(), lstm.to_h = to_h.typed_data();
   lstm.gates = in_place(gates, dz);
   lstm.dc = in_place(last_dc, dc), lstm.dh = in_place(last_dh, dh);
-  return run(pool, lstm, jaxnn::backward_part(isa()));
+  return run(pool, lstm, jaxnn::backward_part(jaxnn::effective_isa()));
 }
 
 }  // namespace

@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <numeric>
 
 #include "buffer.h"
 #include "pool.h"
+#include "vectors.h"
 
 namespace jaxnn {
 
@@ -25,9 +25,6 @@ struct Lstm {
   const float *to_c, *to_h;      // [members, steps, batch, features]
   float *dc, *dh;                // [members, batch, features]
 };
-
-// The instructions that a part is computed with.
-enum class Isa { kPlain, kAvx2, kAvx512 };
 
 // Rows first…last-1 of a member, with its kernel in `panels` of padded_size(lstm) floats.
 using Part = void (*)(const Lstm& lstm, int64_t member, int64_t first, int64_t last, float* panels);

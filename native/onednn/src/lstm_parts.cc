@@ -2,37 +2,8 @@
 
 #include "lstm.h"
 
-#define JAXNN_INLINE inline __attribute__((always_inline))
-#define JAXNN_UNROLL _Pragma("GCC unroll 16")
-
 namespace jaxnn {
 namespace {
-
-template <int kLanes>
-struct Of {
-  typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
-};
-template <int kLanes>
-using Vector = typename Of<kLanes>::Vector;
-
-// The first `count` lanes; the others are 0.
-template <int kLanes>
-JAXNN_INLINE Vector<kLanes> load(const float* from, int64_t count = kLanes) {
-  Vector<kLanes> x{};
-  if (count >= kLanes)
-    std::memcpy(&x, from, sizeof x);
-  else
-    for (int64_t i = 0; i < count; ++i) x[i] = from[i];
-  return x;
-}
-
-template <int kLanes>
-JAXNN_INLINE void store(const Vector<kLanes>& x, float* to, int64_t count) {
-  if (count >= kLanes)
-    std::memcpy(to, &x, sizeof x);
-  else
-    for (int64_t i = 0; i < count; ++i) to[i] = x[i];
-}
 
 // The rational function of Eigen's and XLA's tanh, to 3 units in the last place.
 template <typename V>
@@ -216,8 +187,8 @@ JAXNN_INLINE void backward(const Lstm& p, int64_t member, int64_t first, int64_t
 
 JAXNN_PARTS(plain, , 4, 2)
 #ifdef __x86_64__
-JAXNN_PARTS(avx2, __attribute__((target("avx2,fma"))), 8, 2)
-JAXNN_PARTS(avx512, __attribute__((target("avx512f,avx512vl,avx512dq,fma"))), 16, 4)
+JAXNN_PARTS(avx2, JAXNN_AVX2, 8, 2)
+JAXNN_PARTS(avx512, JAXNN_AVX512, 16, 4)
 #endif
 
 }  // namespace

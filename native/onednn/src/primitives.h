@@ -20,6 +20,7 @@
 
 #include "buffer.h"
 #include "oneapi/dnnl/dnnl.hpp"
+#include "vectors.h"
 
 namespace jaxnn {
 
@@ -45,6 +46,13 @@ class OneThread {
   OneThread() {}
 #endif
 };
+
+// The widest instructions of this CPU that oneDNN may use too: ONEDNN_MAX_CPU_ISA.
+inline Isa effective_isa() {
+  const int bits = static_cast<int>(dnnl::get_effective_cpu_isa());
+  const auto has = [bits](dnnl::cpu_isa wanted) { return (bits & static_cast<int>(wanted)) == static_cast<int>(wanted); };
+  return has(dnnl::cpu_isa::avx512_core) ? Isa::kAvx512 : has(dnnl::cpu_isa::avx2) ? Isa::kAvx2 : Isa::kPlain;
+}
 
 inline const dnnl::engine& cpu() {
   static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
