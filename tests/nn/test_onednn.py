@@ -47,8 +47,8 @@ LARGE = {
     "even": Case((16, 16), (3, 3), (1, 1), features=(16, 24), batch=8),
     "uneven": Case((16, 16), (3, 3), (2, 2), features=(16, 24), batch=7),
     "few": Case((32, 32), (3, 3), (1, 1), features=(16, 24), batch=1),
-    "winograd": Case((13, 10), (3, 3), (1, 1), ((1, 1), (2, 0)), features=(32, 48), batch=5),
-    "winograd, valid": Case((12, 9), (3, 3), (1, 1), ((0, 0), (0, 2)), features=(48, 16), batch=2),
+    "4x4 tiles": Case((15, 12), (3, 3), (1, 1), ((1, 1), (2, 0)), features=(32, 48), batch=5),
+    "2x2 tiles": Case((12, 9), (3, 3), (1, 1), ((0, 0), (0, 2)), features=(48, 16), batch=2),
     "depthwise": Case((32, 32), (3, 3), (1, 1), features=(32, 32), groups=32, batch=5),
 }
 
@@ -85,7 +85,7 @@ def test_second_derivatives_and_forward_mode_equal_xla() -> None:
             arrays
         )
 
-    cases = [DENSE, DEPTHWISE, GROUPS, *TRANSPOSED.values()]
+    cases = [DENSE, DEPTHWISE, GROUPS, LARGE["4x4 tiles"], LARGE["2x2 tiles"], *TRANSPOSED.values()]
     both = jax.jit(lambda: [[derivatives(case, name) for case in cases] for name in ("onednn", "xla")])()
     for ours, theirs in zip(*map(jax.tree.leaves, both), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * np.abs(theirs).max())
@@ -93,7 +93,7 @@ def test_second_derivatives_and_forward_mode_equal_xla() -> None:
 
 @pytest.mark.parametrize("axes", [(1, None), (None, -1), (0, 2)], ids=["inputs", "kernels", "both"])
 def test_vmap_equals_separate_runs(axes: tuple[int | None, int | None]) -> None:
-    cases = FORMS | {"transposed": TRANSPOSED["transposed"], "even": LARGE["even"]}
+    cases = FORMS | {"transposed": TRANSPOSED["transposed"]} | {name: LARGE[name] for name in ("even", "4x4 tiles")}
 
     def members(case: Case) -> list[Any]:
         pairs = zip(case.arrays(), axes, strict=True)

@@ -223,30 +223,36 @@ void convolve_by_onednn(Pool& pool, const Geometry& g, const std::array<char*, 3
   buffer.trim();
 }
 
-// The tiling of what is computed: a convolution of the input, or for its gradient one of the output's.
-inline Tiling tiling(const Geometry& g) {
+// The tiling of what is computed, a convolution of the input or for its gradient one of the output, by tiles of `side`.
+inline Tiling tiling(const Geometry& g, int64_t side) {
   const Dims &in = g.shapes[kInput], &out = g.shapes[kOutput];
-  if (g.missing != kInput) return {in[0], in[1], in[2], in[3], out[1], out[2], out[3], g.low[0], g.low[1]};
-  return {in[0], out[1], out[2], out[3], in[1], in[2], in[3], 2 - g.low[0], 2 - g.low[1]};
+  if (g.missing != kInput) return {side, in[0], in[1], in[2], in[3], out[1], out[2], out[3], g.low[0], g.low[1]};
+  return {side, in[0], out[1], out[2], out[3], in[1], in[2], in[3], 2 - g.low[0], 2 - g.low[1]};
 }
 
-// Whether Winograd's products are fewer, and not only because of a small image or a large kernel.
-inline bool is_for_winograd(const Geometry& g) {
-  constexpr int64_t kMostKernel = 1 << 17;  // transformed, 8 MiB; larger ones leave the cache
+// The side of Winograd's tiles, or 0 if a direct sum is about as fast, as of single pixels and of large kernels.
+inline int64_t winograd_side(const Geometry& g) {
+  constexpr int64_t kMostKernel = 1 << 17;  // transformed, 9 or 18 MiB; larger ones are read from memory for each part
   const Dims ones{1, 1}, &kernel = g.shapes[kKernel];
   if (g.type != Type::f32 || g.result_type != Type::f32 || g.groups > 1 || g.strides != ones || g.dilation != ones)
-    return false;
-  const Tiling t = tiling(g);
-  return kernel[0] == 3 && kernel[1] == 3 && t.in % Tiling::kFeatures == 0 && t.out % Tiling::kFeatures == 0 &&
-         t.top >= 0 && t.left >= 0 && t.in * t.out <= kMostKernel &&
-         40 * t.rows() * t.columns() <= 13 * t.out_height * t.out_width;  // of outputs beyond the edges
+    return 0;
+  const Tiling of2 = tiling(g, 2), of4 = tiling(g, 4);
+  if (kernel[0] != 3 || kernel[1] != 3 || of2.in % Tiling::kFeatures || of2.out % Tiling::kFeatures || of2.top < 0 ||
+      of2.left < 0 || of2.in * of2.out > kMostKernel)
+    return 0;
+  // Times of one thread in products of a pair of features, measured: those of a tile with its transformations, and that
+  // of the kernel, which is transposed for the input's gradient.
+  const int64_t once = g.missing == kInput ? 600 : 100;
+  const int64_t time2 = 23 * of2.count() + once / 2, time4 = 69 * of4.count() + once;
+  const int64_t direct = 9 * of2.batch * of2.out_height * of2.out_width;
+  return 10 * std::min(time2, time4) > 9 * direct ? 0 : time4 < time2 ? 4 : 2;
 }
 
 // As convolve_by_onednn. Parts are tiles, of a few images or one.
 template <typename Pool>
-void convolve_by_winograd(Pool& pool, const Geometry& g, const Winograd& kernels, const std::array<char*, 3>& arrays,
-                          int64_t members) {
-  const Tiling t = tiling(g);
+void convolve_by_winograd(Pool& pool, const Geometry& g, int64_t side, const Winograd& kernels,
+                          const std::array<char*, 3>& arrays, int64_t members) {
+  const Tiling t = tiling(g, side);
   const int64_t parts = count_parts(g, members, std::max<int64_t>(pool.num_threads(), 1), t.count());
   const bool is_gradient = g.missing == kKernel, is_flipped = g.missing == kInput;
   const auto floats = [](char* bytes) { return reinterpret_cast<float*>(bytes); };
@@ -284,9 +290,10 @@ void convolve_by_winograd(Pool& pool, const Geometry& g, const Winograd& kernels
 // The arrays of the operands are not written to. Throws dnnl::error and std::bad_alloc.
 template <typename Pool>
 void convolve(Pool& pool, const Geometry& g, const std::array<char*, 3>& arrays, int64_t members) {
-  const Winograd* const kernels = is_for_winograd(g) ? winograd(effective_isa()) : nullptr;
+  const int64_t side = winograd_side(g);
+  const Winograd* const kernels = side ? winograd(effective_isa(), side) : nullptr;
   if (kernels)
-    convolve_by_winograd(pool, g, *kernels, arrays, members);
+    convolve_by_winograd(pool, g, side, *kernels, arrays, members);
   else
     convolve_by_onednn(pool, g, arrays, members);
 }
