@@ -38,7 +38,7 @@ struct Sums {
 
   static Sums unpack(int64_t both) {
     const auto hessian = static_cast<int32_t>(both);
-    return {static_cast<int32_t>((both - hessian) >> 32), hessian};
+    return {static_cast<int32_t>(both >> 32) - (hessian >> 31), hessian};  // a negative Hessian has borrowed one
   }
 };
 
@@ -87,8 +87,9 @@ struct Buffers {
 
 inline float shrunk(float gradient, float l1) { return gradient - std::min(std::max(gradient, -l1), l1); }
 
+template <bool kHasL1 = true>
 inline float score(float gradient, float hessian, const Settings& s) {
-  const float size = shrunk(gradient, s.l1);
+  const float size = kHasL1 ? shrunk(gradient, s.l1) : gradient;
   return size * size / std::max(hessian + s.l2, 1e-30f) / 2;
 }
 
@@ -98,8 +99,9 @@ struct Best {
 };
 
 // The largest gain, and the first of the left sides [count] that have it; count is a multiple of kLanes.
-VECTORIZED Best largest_gain(const int64_t* lefts, int count, Sums total, const Settings& given) {
-  const Settings s = given;
+template <bool kHasL1>
+inline __attribute__((always_inline)) Best largest_gain_of(const int64_t* lefts, int count, Sums total,
+                                                           const Settings& s) {
   float gains[kLanes];
   int first[kLanes];
   for (int j = 0; j < kLanes; ++j) gains[j] = kNever, first[j] = 0;
@@ -107,9 +109,9 @@ VECTORIZED Best largest_gain(const int64_t* lefts, int count, Sums total, const 
     for (int j = 0; j < kLanes; ++j) {
       const Sums left = Sums::unpack(lefts[i + j]);
       const int32_t least = std::min(left.hessian, total.hessian - left.hessian);
-      const float both = score(left.gradient * s.gradient_unit, left.hessian * s.hessian_unit, s) +
-                         score((total.gradient - left.gradient) * s.gradient_unit,
-                               (total.hessian - left.hessian) * s.hessian_unit, s);
+      const float both = score<kHasL1>(left.gradient * s.gradient_unit, left.hessian * s.hessian_unit, s) +
+                         score<kHasL1>((total.gradient - left.gradient) * s.gradient_unit,
+                                       (total.hessian - left.hessian) * s.hessian_unit, s);
       const bool better = (least > 0) & (least * s.hessian_unit >= s.min_child_weight) & (both > gains[j]);
       gains[j] = better ? both : gains[j];
       first[j] = better ? i + j : first[j];
@@ -119,6 +121,11 @@ VECTORIZED Best largest_gain(const int64_t* lefts, int count, Sums total, const 
   for (int j = 0; j < kLanes; ++j)
     if (gains[j] > best.gain || (gains[j] == best.gain && first[j] < best.at)) best = {gains[j], first[j]};
   return best;
+}
+
+VECTORIZED Best largest_gain(const int64_t* lefts, int count, Sums total, const Settings& given) {
+  const Settings s = given;
+  return s.l1 == 0 ? largest_gain_of<false>(lefts, count, total, s) : largest_gain_of<true>(lefts, count, total, s);
 }
 
 // Bins in the order in which a split separates them: categories by their mean gradient.
@@ -150,6 +157,7 @@ Split best_split(const int64_t* histogram, Sums total, bool is_categorical, cons
   while (count > 0 && values[count - 1] == 0) --count;  // splits after the last bin with rows are none
   const int padded = (count + kLanes - 1) / kLanes * kLanes;
   int64_t left = 0;
+#pragma GCC unroll 8
   for (int i = 0; i < count; ++i) lefts[i] = left += values[i];
   for (int i = count; i < padded; ++i) lefts[i] = total.hessian;  // no split
   Best best = largest_gain(lefts, padded, total, s);
