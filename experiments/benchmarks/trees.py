@@ -30,6 +30,7 @@ import tyro
 
 import jaxnn as jn
 from jaxnn.bench import describe_machine, interleaved, ratios
+from jaxnn.cli import exit_on_user_error
 from jaxnn.observe import text_table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -212,4 +213,5 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    with exit_on_user_error():
+        main(tyro.cli(Options, description=__doc__))
