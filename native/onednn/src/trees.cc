@@ -15,6 +15,7 @@
 
 #include "pool.h"
 #include "targets.h"
+#include "vectors.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define VECTORIZED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -100,8 +101,7 @@ struct Best {
 
 // The largest gain, and the first of the left sides [count] that have it; count is a multiple of kLanes.
 template <bool kHasL1>
-inline __attribute__((always_inline)) Best largest_gain_of(const int64_t* lefts, int count, Sums total,
-                                                           const Settings& s) {
+JAXNN_INLINE Best largest_gain_of(const int64_t* lefts, int count, Sums total, const Settings& s) {
   float gains[kLanes];
   int first[kLanes];
   for (int j = 0; j < kLanes; ++j) gains[j] = kNever, first[j] = 0;
