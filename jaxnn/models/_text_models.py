@@ -50,12 +50,8 @@ class FastText(linen.Module):
         """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``. The mean of padding only is 0."""
         tokens = checked_tokens("FastText", tokens)
         small = linen.initializers.variance_scaling(1 / (3 * self.features), "fan_out", "uniform")
-        embedded = nn.Embed(self.vocabulary_size, self.features, embedding_init=small)(tokens)
-        if self.pad_id is None:
-            return nn.Dense(self.num_classes)(jnp.mean(embedded, axis=1))
-        counts = (tokens != self.pad_id)[..., None]
-        total = jnp.sum(jnp.where(counts, embedded, 0), axis=1)
-        mean = total / jnp.maximum(jnp.sum(counts, axis=1), 1).astype(total.dtype)
+        embed = nn.Embed(self.vocabulary_size, self.features, embedding_init=small)
+        mean = embed.mean(tokens, where=None if self.pad_id is None else tokens != self.pad_id)
         return nn.Dense(self.num_classes)(mean)
 
 

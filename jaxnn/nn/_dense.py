@@ -13,10 +13,19 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._layer_arguments import at_least_int32, batch_axis, check_rate, choose, map_rows, scope
-from jaxnn.nn._onednn import product_obstacle, transposed_product
+from jaxnn.nn._layer_arguments import (
+    at_least_int32,
+    batch_axis,
+    batch_sharding,
+    check_rate,
+    choose,
+    map_rows,
+    scope,
+)
+from jaxnn.nn._onednn import native_obstacle, product_obstacle, transposed_product
 from jaxnn.types import ConfigError
 
+_NONE = -(2**31)  # an id that counts for nothing, in the native kernels
 _BITS = 16  # per element; a Threefry block, two words of 32 bits, serves four elements
 
 
@@ -100,10 +109,105 @@ class Embed(linen.Embed):
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns the rows ``[..., features]`` of the integers ``inputs [...]``; ConfigError for other dtypes."""
-        if not jnp.issubdtype(inputs.dtype, jnp.integer):
-            raise ConfigError(f"Embed needs integer ids, not {inputs.dtype}: cast them with astype('int32').")
-        rows: jax.Array = super().__call__(at_least_int32(inputs))
-        return rows
+        table, ids, native = self._operands(inputs)
+        with scope("lookup", "native" if native else "xla"):
+            if not native:
+                return jnp.take(table, ids, axis=0)
+            return _rows(False, table, ids)  # type: ignore[no-any-return]
+
+    def mean(self, inputs: jax.Array, where: jax.Array | None = None) -> jax.Array:
+        """Returns the means ``[..., features]`` of the rows of ids ``inputs [..., n]``; on a CPU without these rows.
+
+        ``where [..., n]`` is True for those that count; the mean of none is 0.
+
+        >>> params = {"params": {"embedding": jnp.array([[0.0, 1.0], [2.0, 3.0]])}}
+        >>> jn.nn.Embed(2, 2).apply(params, jnp.array([[0, 1, 1, 1]]), method="mean")
+        Array([[1.5, 2.5]], dtype=float32)
+        """
+        table, ids, native = self._operands(inputs)
+        counts = jnp.ones_like(ids, bool) if where is None else where
+        with scope("lookup", "native" if native else "xla"):
+            if native:
+                total = _rows(True, table, ids if where is None else jnp.where(where, ids, _NONE))
+            else:
+                rows = jnp.take(table, ids, axis=0)
+                total = jnp.sum(rows if where is None else jnp.where(where[..., None], rows, 0), axis=-2)
+        return total / jnp.maximum(jnp.sum(counts, axis=-1, keepdims=True), 1).astype(total.dtype)
+
+    def _operands(self, ids: jax.Array) -> tuple[jax.Array, jax.Array, bool]:
+        """The table and the ids of a lookup, and whether native kernels compute it."""
+        if not jnp.issubdtype(ids.dtype, jnp.integer):
+            raise ConfigError(f"Embed needs integer ids, not {ids.dtype}: cast them with astype('int32').")
+        (table,) = self.promote_dtype(self.embedding, dtype=self.dtype, inexact=False)
+        # As Flax does, all ids are of the only row.
+        ids = jnp.zeros_like(ids, jnp.int32) if self.num_embeddings == 1 else at_least_int32(ids)
+        obstacle = native_obstacle("jaxnn_lookup_sums")
+        if (table.dtype, ids.dtype) != (jnp.float32, jnp.int32):
+            obstacle = "the table is not float32, or the ids are not int32"
+        elif batch_sharding(0) is not None:
+            obstacle = "devices share the batch"
+        elif not all(isinstance(size, int) and size for size in ids.shape):
+            obstacle = "a size is symbolic or 0"
+        return table, ids, choose("lookup", None, {"native": obstacle}) == "native"
+
+
+def _native(target: str, shape: tuple[int, ...], *operands: jax.Array) -> jax.Array:
+    result = jax.typeof(operands[-1]).update(shape=shape, dtype=jnp.float32)
+    return jax.ffi.ffi_call(target, result, vmap_method="broadcast_all")(*operands)  # type: ignore[no-any-return]
+
+
+@jax.custom_jvp
+def _row_sums(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """The sums ``[groups, features]`` of the rows of ``ids [groups, n]``, of which `_NONE` has none."""
+    return _native("jaxnn_lookup_sums", (len(ids), table.shape[1]), table, ids)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _table_gradient(num_rows: int, ids: jax.Array, sums: jax.Array) -> jax.Array:
+    """The gradient ``[num_rows, features]`` of the table of `_row_sums`."""
+    return _native("jaxnn_lookup_gradient", (num_rows, sums.shape[1]), ids, sums)
+
+
+def _row_sums_by_xla(table: jax.Array, ids: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.take(table, ids, axis=0, mode="fill", fill_value=0), axis=1)
+
+
+# Both are linear: a derivative of a higher order is XLA's.
+@_row_sums.defjvp
+def _row_sums_jvp(primals: Any, tangents: Any) -> Any:
+    return _row_sums(*primals), _row_sums_by_xla(tangents[0], primals[1])
+
+
+@_table_gradient.defjvp
+def _table_gradient_jvp(num_rows: int, primals: Any, tangents: Any) -> Any:
+    (ids, sums), table = primals, jnp.zeros((num_rows, primals[1].shape[1]))
+    transpose = jax.linear_transpose(lambda table: _row_sums_by_xla(table, ids), table)
+    return _table_gradient(num_rows, ids, sums), transpose(tangents[1])[0]
+
+
+def _look_up(summed: bool, table: jax.Array, ids: jax.Array) -> jax.Array:
+    """The rows of ``ids [...]``, or sums of those of ``ids [..., n]``."""
+    # Outside of a gradient by XLA: `optim.sparse_rows` finds lookups by their gather.
+    rows = jnp.take(table, ids, axis=0)
+    return jnp.sum(jnp.where((ids == _NONE)[..., None], 0, rows), axis=-2) if summed else rows
+
+
+def _look_up_forward(summed: bool, table: jax.Array, ids: jax.Array) -> Any:
+    if not summed:
+        return jnp.take(table, ids, axis=0), (table, ids)
+    sums = _row_sums(table, ids.reshape(-1, ids.shape[-1]))
+    return sums.reshape(*ids.shape[:-1], table.shape[1]), (table, ids)
+
+
+def _look_up_backward(summed: bool, saved: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, None]:
+    # XLA's sum runs on one thread, and its operand has a row for each id.
+    table, ids = saved
+    sums = cotangent.reshape(-1, table.shape[1])
+    return _table_gradient(len(table), ids.reshape(len(sums), -1), sums), None
+
+
+_rows = custom_vjp(_look_up, num_static=1)
+_rows.defvjp(_look_up_forward, _look_up_backward, push_forward=True)
 
 
 class Dropout(linen.Module):

@@ -127,6 +127,39 @@ def test_embed_attends_takes_a_table_of_one_row_and_refuses_floats() -> None:
         nn.Embed(7, 3).init(KEY, jnp.ones(2))
 
 
+def test_a_mean_of_rows_equals_that_of_a_lookup() -> None:
+    table, ids = draws.normal(0, 2, 7, 3), IDS[0].at[0, 0, 0].set(-2)
+    counts = jnp.array([[True, False, True, False], [False] * 4, [True] * 4])
+
+    def by_call(table: jax.Array, where: jax.Array | None) -> jax.Array:
+        rows = nn.Embed(7, 3).apply({"params": {"embedding": table}}, ids)
+        some = jnp.ones(ids.shape, bool) if where is None else jnp.broadcast_to(where, ids.shape)
+        total = jnp.sum(jnp.where(some[..., None], rows, 0), axis=2)
+        return total / jnp.maximum(jnp.sum(some, axis=2), 1)[..., None]
+
+    def by_mean(table: jax.Array, where: jax.Array | None) -> jax.Array:
+        given = None if where is None else jnp.broadcast_to(where, ids.shape)
+        means: jax.Array = nn.Embed(7, 3).apply({"params": {"embedding": table}}, ids, given, method="mean")
+        return means
+
+    def run(mean: Any) -> Any:
+        def derivatives(table: jax.Array, where: jax.Array | None) -> Any:
+            def loss(table: jax.Array) -> jax.Array:
+                return jnp.sum(jnp.sin(mean(table, where)))
+
+            gradient = jax.grad(loss)
+            twice = jax.grad(lambda table: jnp.vdot(gradient(table), jnp.cos(table)))
+            return mean(table, where), gradient(table), jax.jvp(gradient, (table,), (table,)), twice(table)
+
+        # Members of a population share their ids or not.
+        members = jax.vmap(derivatives, (0, None))(table, counts), jax.vmap(derivatives)(table, jnp.stack([counts] * 2))
+        return derivatives(table[0], None), members
+
+    assert_close(*jax.jit(lambda: [run(mean) for mean in (by_mean, by_call)])())
+    beyond = nn.Embed(7, 3).apply({"params": {"embedding": table[0]}}, jnp.array([[0, 7], [1, 2]]), method="mean")
+    assert np.isnan(beyond).all(axis=1).tolist() == [True, False]
+
+
 CLASSES = 300  # more than uint8 can represent
 NARROW = np.array([[0, 5, 255], [44, 7, 0]])
 WEIGHTS = draws.normal(0, 3, CLASSES)

@@ -17,12 +17,6 @@
 #include "targets.h"
 #include "vectors.h"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define VECTORIZED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define VECTORIZED
-#endif
-
 namespace ffi = xla::ffi;
 
 namespace {
@@ -123,7 +117,7 @@ JAXNN_INLINE Best largest_gain_of(const int64_t* lefts, int count, Sums total, c
   return best;
 }
 
-VECTORIZED Best largest_gain(const int64_t* lefts, int count, Sums total, const Settings& given) {
+JAXNN_VECTORIZED Best largest_gain(const int64_t* lefts, int count, Sums total, const Settings& given) {
   const Settings s = given;
   return s.l1 == 0 ? largest_gain_of<false>(lefts, count, total, s) : largest_gain_of<true>(lefts, count, total, s);
 }
@@ -176,7 +170,7 @@ Split best_split(const int64_t* histogram, Sums total, bool is_categorical, cons
 }
 
 // Gradients and Hessians in their units, of which one that is NaN makes all of them 0.
-VECTORIZED void round_pairs(const float* gradients, const float* hessians, int64_t rows, float gradient_unit,
+JAXNN_VECTORIZED void round_pairs(const float* gradients, const float* hessians, int64_t rows, float gradient_unit,
                             float hessian_unit, int64_t* pairs) {
   // Units are powers of two: products with their inverses are exact.
   const float gradient_units = 1 / gradient_unit, hessian_units = 1 / hessian_unit;
@@ -189,7 +183,7 @@ VECTORIZED void round_pairs(const float* gradients, const float* hessians, int64
 }
 
 // A left child takes the place of its parent, of whose sums the other child has the rest.
-VECTORIZED void subtract(const int64_t* __restrict small, int64_t* __restrict left, int64_t* __restrict right, int count,
+JAXNN_VECTORIZED void subtract(const int64_t* __restrict small, int64_t* __restrict left, int64_t* __restrict right, int count,
                          bool small_is_left) {
   for (int i = 0; i < count; ++i) {
     const int64_t rest = left[i] - small[i];

@@ -1,4 +1,4 @@
-// Vectors of floats for kernels that are compiled once for each kind of instructions.
+// Vectors of floats, and attributes, for kernels that are compiled once for each kind of instructions.
 
 #ifndef JAXNN_VECTORS_H_
 #define JAXNN_VECTORS_H_
@@ -10,6 +10,12 @@
 #define JAXNN_UNROLL _Pragma("GCC unroll 32")
 #define JAXNN_AVX2 __attribute__((target("avx2,fma")))
 #define JAXNN_AVX512 __attribute__((target("avx512f,avx512vl,avx512dq,fma")))
+// A function that the compiler vectorizes, for each kind; the CPU's is chosen when the library is loaded.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define JAXNN_VECTORIZED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define JAXNN_VECTORIZED
+#endif
 
 namespace jaxnn {
 

@@ -1,0 +1,107 @@
+// The FFI targets `jaxnn_lookup_sums` and `jaxnn_lookup_gradient`: sums of rows of a table, and the table's gradient.
+//
+// The ids of a group of rows are [*members, groups, width]. A negative id counts from the end of the table. Sums are in
+// the order of the ids, whatever the number of threads.
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <limits>
+
+#include "pool.h"
+#include "targets.h"
+#include "vectors.h"
+
+namespace ffi = xla::ffi;
+namespace {
+
+constexpr int64_t kWork = 1 << 15;  // elements that are worth a thread
+constexpr int32_t kNone = std::numeric_limits<int32_t>::min();  // an id that counts for nothing
+
+struct Sizes {
+  int64_t members = 1, groups, width, rows, features;
+};
+
+bool fits(Sizes& sizes, ffi::Span<const int64_t> ids, ffi::Span<const int64_t> table, ffi::Span<const int64_t> sums) {
+  const size_t rank = ids.size();
+  if (rank < 2 || table.size() != rank || sums.size() != rank) return false;
+  for (size_t axis = 0; axis + 2 < rank; ++axis) {
+    if (ids[axis] != table[axis] || ids[axis] != sums[axis]) return false;
+    sizes.members *= ids[axis];
+  }
+  sizes.groups = ids[rank - 2], sizes.width = ids[rank - 1];
+  sizes.rows = table[rank - 2], sizes.features = table[rank - 1];
+  return sums[rank - 2] == sizes.groups && sums[rank - 1] == sizes.features;
+}
+
+JAXNN_VECTORIZED void add(float* __restrict to, const float* __restrict from, int64_t count) {
+  for (int64_t k = 0; k < count; ++k) to[k] += from[k];
+}
+
+template <typename Body>
+ffi::Error run(ffi::ThreadPool& pool, int64_t members, int64_t work, const Body& body) try {
+  const int64_t parts = std::clamp<int64_t>(work / kWork, 1, std::max<int64_t>(pool.num_threads(), 1));
+  jaxnn::parallel_for(pool, members * parts, [&](int64_t index) { body(index / parts, index % parts, parts); });
+  return ffi::Error::Success();
+} catch (const std::exception& error) {
+  return ffi::Error::Internal(error.what());
+}
+
+// The sums [*members, groups, features] of rows of table [*members, rows, features]; an id beyond it gives NaN.
+ffi::Error lookup_sums(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> table, ffi::Buffer<ffi::S32> ids,
+                       ffi::ResultBuffer<ffi::F32> result) {
+  Sizes s;
+  if (!fits(s, ids.dimensions(), table.dimensions(), result->dimensions()))
+    return ffi::Error::InvalidArgument("jaxnn_lookup_sums: shapes do not fit");
+  return run(pool, s.members, s.groups * s.width * s.features, [&](int64_t member, int64_t part, int64_t parts) {
+    const float* rows = table.typed_data() + member * s.rows * s.features;
+    for (int64_t group = part * s.groups / parts; group < (part + 1) * s.groups / parts; ++group) {
+      const int32_t* id = ids.typed_data() + (member * s.groups + group) * s.width;
+      float* sum = result->typed_data() + (member * s.groups + group) * s.features;
+      std::fill_n(sum, s.features, 0.0f);
+      for (int64_t i = 0; i < s.width; ++i) {
+        const int64_t at = id[i] < 0 ? id[i] + s.rows : id[i];
+        if (0 <= at && at < s.rows) add(sum, rows + at * s.features, s.features);
+        else if (id[i] != kNone) std::fill_n(sum, s.features, std::numeric_limits<float>::quiet_NaN());
+      }
+    }
+  });
+}
+
+// The gradient [*members, rows, features] of a table from that of sums [*members, groups, features].
+ffi::Error lookup_gradient(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> ids, ffi::Buffer<ffi::F32> sums,
+                           ffi::ResultBuffer<ffi::F32> result) {
+  Sizes s;
+  if (!fits(s, ids.dimensions(), result->dimensions(), sums.dimensions()))
+    return ffi::Error::InvalidArgument("jaxnn_lookup_gradient: shapes do not fit");
+  const int64_t work = (s.rows + s.groups * s.width) * s.features;
+  return run(pool, s.members, work, [&](int64_t member, int64_t part, int64_t parts) {
+    const int32_t* id = ids.typed_data() + member * s.groups * s.width;
+    const float* sum = sums.typed_data() + member * s.groups * s.features;
+    float* rows = result->typed_data() + member * s.rows * s.features;
+    // A thread has every parts-th row of the table: frequent ids are often neighbours.
+    for (int64_t at = part; at < s.rows; at += parts) std::fill_n(rows + at * s.features, s.features, 0.0f);
+    for (int64_t group = 0; group < s.groups; ++group, sum += s.features) {
+      for (int64_t i = 0; i < s.width; ++i, ++id) {
+        const int64_t at = *id < 0 ? *id + s.rows : *id;
+        if (0 <= at && at < s.rows && at % parts == part) add(rows + at * s.features, sum, s.features);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+JAXNN_TARGET(jaxnn_lookup_sums, lookup_sums,
+             ffi::Ffi::Bind()
+                 .Ctx<ffi::ThreadPool>()
+                 .Arg<ffi::Buffer<ffi::F32>>()
+                 .Arg<ffi::Buffer<ffi::S32>>()
+                 .Ret<ffi::Buffer<ffi::F32>>());
+
+JAXNN_TARGET(jaxnn_lookup_gradient, lookup_gradient,
+             ffi::Ffi::Bind()
+                 .Ctx<ffi::ThreadPool>()
+                 .Arg<ffi::Buffer<ffi::S32>>()
+                 .Arg<ffi::Buffer<ffi::F32>>()
+                 .Ret<ffi::Buffer<ffi::F32>>());
