@@ -126,7 +126,8 @@ def _sweep(inputs, targets, rates, penalties, settings):
     splits = jn.data.binned((inputs, targets.astype(np.float32)))
     experiment = jn.trees.experiment(Config(), lambda config: splits, booster)
     with tempfile.TemporaryDirectory() as folder:
-        how = {"devices": len(jax.devices()), "progress": "none", "report_every": settings["trees"]}
+        how = {"devices": len(jax.devices()), "progress": "none"}
+        how |= dict.fromkeys(("report_every", "eval_every"), settings["trees"])
         jn.sweep(experiment, jn.grid(learning_rate=rates, l2=penalties), run_dir=f"{folder}/sweep", **how)
 
 
