@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen
 from jax import lax
 from jax.typing import ArrayLike
@@ -113,7 +114,7 @@ class Embed(linen.Embed):
         with scope("lookup", "native" if native else "xla"):
             if not native:
                 return jnp.take(table, ids, axis=0)
-            return _rows(False, table, ids)  # type: ignore[no-any-return]
+            return _rows(False, table, ids)
 
     def mean(self, inputs: jax.Array, where: jax.Array | None = None) -> jax.Array:
         """Returns the means ``[..., features]`` of the rows of ids ``inputs [..., n]``; on a CPU without these rows.
@@ -138,11 +139,11 @@ class Embed(linen.Embed):
         """The table and the ids of a lookup, and whether native kernels compute it."""
         if not jnp.issubdtype(ids.dtype, jnp.integer):
             raise ConfigError(f"Embed needs integer ids, not {ids.dtype}: cast them with astype('int32').")
-        (table,) = self.promote_dtype(self.embedding, dtype=self.dtype, inexact=False)
+        table: Any = self.promote_dtype(self.embedding, dtype=self.dtype, inexact=False)[0]
         # As Flax does, all ids are of the only row.
         ids = jnp.zeros_like(ids, jnp.int32) if self.num_embeddings == 1 else at_least_int32(ids)
         obstacle = native_obstacle("jaxnn_lookup_sums")
-        if (table.dtype, ids.dtype) != (jnp.float32, jnp.int32):
+        if (str(table.dtype), str(ids.dtype)) != ("float32", "int32"):
             obstacle = "the table is not float32, or the ids are not int32"
         elif batch_sharding(0) is not None:
             obstacle = "devices share the batch"
@@ -152,8 +153,10 @@ class Embed(linen.Embed):
 
 
 def _native(target: str, shape: tuple[int, ...], *operands: jax.Array) -> jax.Array:
-    result = jax.typeof(operands[-1]).update(shape=shape, dtype=jnp.float32)
-    return jax.ffi.ffi_call(target, result, vmap_method="broadcast_all")(*operands)  # type: ignore[no-any-return]
+    aval: Any = jax.typeof(operands[-1])
+    result = aval.update(shape=shape, dtype=np.dtype("float32"))
+    call: Any = jax.ffi.ffi_call(target, result, vmap_method="broadcast_all")
+    return call(*operands)  # type: ignore[no-any-return]
 
 
 @jax.custom_jvp
