@@ -110,11 +110,7 @@ class Embed(linen.Embed):
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns the rows ``[..., features]`` of the integers ``inputs [...]``; ConfigError for other dtypes."""
-        table, ids, native = self._operands(inputs)
-        with scope("lookup", "native" if native else "xla"):
-            if not native:
-                return jnp.take(table, ids, axis=0)
-            return _rows(False, table, ids)
+        return self._look_up(inputs, summed=False)
 
     def mean(self, inputs: jax.Array, where: jax.Array | None = None) -> jax.Array:
         """Returns the means ``[..., features]`` of the rows of ids ``inputs [..., n]``; on a CPU without these rows.
@@ -125,18 +121,11 @@ class Embed(linen.Embed):
         >>> jn.nn.Embed(2, 2).apply(params, jnp.array([[0, 1, 1, 1]]), method="mean")
         Array([[1.5, 2.5]], dtype=float32)
         """
-        table, ids, native = self._operands(inputs)
-        counts = jnp.ones_like(ids, bool) if where is None else where
-        with scope("lookup", "native" if native else "xla"):
-            if native:
-                total = _rows(True, table, ids if where is None else jnp.where(where, ids, _NONE))
-            else:
-                rows = jnp.take(table, ids, axis=0)
-                total = jnp.sum(rows if where is None else jnp.where(where[..., None], rows, 0), axis=-2)
-        return total / jnp.maximum(jnp.sum(counts, axis=-1, keepdims=True), 1).astype(total.dtype)
+        total = self._look_up(inputs, where, summed=True)
+        count = jnp.sum(jnp.ones_like(inputs, bool) if where is None else where, axis=-1, keepdims=True)
+        return total / jnp.maximum(count, 1).astype(total.dtype)
 
-    def _operands(self, ids: jax.Array) -> tuple[jax.Array, jax.Array, bool]:
-        """The table and the ids of a lookup, and whether native kernels compute it."""
+    def _look_up(self, ids: jax.Array, where: jax.Array | None = None, *, summed: bool) -> jax.Array:
         if not jnp.issubdtype(ids.dtype, jnp.integer):
             raise ConfigError(f"Embed needs integer ids, not {ids.dtype}: cast them with astype('int32').")
         table: Any = self.promote_dtype(self.embedding, dtype=self.dtype, inexact=False)[0]
@@ -149,7 +138,9 @@ class Embed(linen.Embed):
             obstacle = "devices share the batch"
         elif not all(isinstance(size, int) and size for size in ids.shape):
             obstacle = "a size is symbolic or 0"
-        return table, ids, choose("lookup", None, {"native": obstacle}) == "native"
+        name = choose("lookup", None, {"native": obstacle})
+        with scope("lookup", name):
+            return (_native_look_up if name == "native" else _look_up)(summed, table, ids, where)
 
 
 def _native(target: str, shape: tuple[int, ...], *operands: jax.Array) -> jax.Array:
@@ -188,29 +179,36 @@ def _table_gradient_jvp(num_rows: int, primals: Any, tangents: Any) -> Any:
     return _table_gradient(num_rows, ids, sums), transpose(tangents[1])[0]
 
 
-def _look_up(summed: bool, table: jax.Array, ids: jax.Array) -> jax.Array:
-    """The rows of ``ids [...]``, or sums of those of ``ids [..., n]``."""
-    # Outside of a gradient by XLA: `optim.sparse_rows` finds lookups by their gather.
+def _look_up(summed: bool, table: jax.Array, ids: jax.Array, where: jax.Array | None) -> jax.Array:
+    """The rows of ``ids [...]``, or sums of those of ``ids [..., n]`` that count."""
     rows = jnp.take(table, ids, axis=0)
-    return jnp.sum(jnp.where((ids == _NONE)[..., None], 0, rows), axis=-2) if summed else rows
-
-
-def _look_up_forward(summed: bool, table: jax.Array, ids: jax.Array) -> Any:
     if not summed:
-        return jnp.take(table, ids, axis=0), (table, ids)
-    sums = _row_sums(table, ids.reshape(-1, ids.shape[-1]))
-    return sums.reshape(*ids.shape[:-1], table.shape[1]), (table, ids)
+        return rows
+    return jnp.sum(rows if where is None else jnp.where(where[..., None], rows, 0), axis=-2)
 
 
-def _look_up_backward(summed: bool, saved: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, None]:
+def _look_up_forward(summed: bool, table: jax.Array, ids: jax.Array, where: jax.Array | None) -> Any:
+    saved = table, ids, where
+    if not summed:
+        return _look_up(summed, table, ids, where), saved
+    sums = _row_sums(table, _counted(ids, where).reshape(-1, ids.shape[-1]))
+    return sums.reshape(*ids.shape[:-1], table.shape[1]), saved
+
+
+def _look_up_backward(summed: bool, saved: Any, cotangent: jax.Array) -> tuple[jax.Array, None, None]:
     # XLA's sum runs on one thread, and its operand has a row for each id.
-    table, ids = saved
+    table, ids, where = saved
     sums = cotangent.reshape(-1, table.shape[1])
-    return _table_gradient(len(table), ids.reshape(len(sums), -1), sums), None
+    return _table_gradient(len(table), _counted(ids, where).reshape(len(sums), -1), sums), None, None
 
 
-_rows = custom_vjp(_look_up, num_static=1)
-_rows.defvjp(_look_up_forward, _look_up_backward, push_forward=True)
+def _counted(ids: jax.Array, where: jax.Array | None) -> jax.Array:
+    return ids if where is None else jnp.where(where, ids, _NONE)
+
+
+# Outside of a gradient it is XLA's: `optim.sparse_rows` finds lookups by their gather.
+_native_look_up = custom_vjp(_look_up, num_static=1)
+_native_look_up.defvjp(_look_up_forward, _look_up_backward, push_forward=True)
 
 
 class Dropout(linen.Module):
