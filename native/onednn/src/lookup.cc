@@ -4,7 +4,6 @@
 // the order of the ids, whatever the number of threads.
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <limits>
 
@@ -34,6 +33,12 @@ bool fits(Sizes& sizes, ffi::Span<const int64_t> ids, ffi::Span<const int64_t> t
   return sums[rank - 2] == sizes.groups && sums[rank - 1] == sizes.features;
 }
 
+// The row of an id, or -1 if the table has none.
+int64_t row_of(int64_t id, int64_t rows) {
+  const int64_t row = id < 0 ? id + rows : id;
+  return row < rows ? std::max<int64_t>(row, -1) : -1;
+}
+
 JAXNN_VECTORIZED void add(float* __restrict to, const float* __restrict from, int64_t count) {
   for (int64_t k = 0; k < count; ++k) to[k] += from[k];
 }
@@ -60,8 +65,8 @@ ffi::Error lookup_sums(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> table, ffi::B
       float* sum = result->typed_data() + (member * s.groups + group) * s.features;
       std::fill_n(sum, s.features, 0.0f);
       for (int64_t i = 0; i < s.width; ++i) {
-        const int64_t at = id[i] < 0 ? id[i] + s.rows : id[i];
-        if (0 <= at && at < s.rows) add(sum, rows + at * s.features, s.features);
+        const int64_t at = row_of(id[i], s.rows);
+        if (at >= 0) add(sum, rows + at * s.features, s.features);
         else if (id[i] != kNone) std::fill_n(sum, s.features, std::numeric_limits<float>::quiet_NaN());
       }
     }
@@ -83,8 +88,8 @@ ffi::Error lookup_gradient(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> ids, ffi:
     for (int64_t at = part; at < s.rows; at += parts) std::fill_n(rows + at * s.features, s.features, 0.0f);
     for (int64_t group = 0; group < s.groups; ++group, sum += s.features) {
       for (int64_t i = 0; i < s.width; ++i, ++id) {
-        const int64_t at = *id < 0 ? *id + s.rows : *id;
-        if (0 <= at && at < s.rows && at % parts == part) add(rows + at * s.features, sum, s.features);
+        const int64_t at = row_of(*id, s.rows);
+        if (at >= 0 && at % parts == part) add(rows + at * s.features, sum, s.features);
       }
     }
   });

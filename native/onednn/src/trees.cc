@@ -171,7 +171,7 @@ Split best_split(const int64_t* histogram, Sums total, bool is_categorical, cons
 
 // Gradients and Hessians in their units, of which one that is NaN makes all of them 0.
 JAXNN_VECTORIZED void round_pairs(const float* gradients, const float* hessians, int64_t rows, float gradient_unit,
-                            float hessian_unit, int64_t* pairs) {
+                                  float hessian_unit, int64_t* pairs) {
   // Units are powers of two: products with their inverses are exact.
   const float gradient_units = 1 / gradient_unit, hessian_units = 1 / hessian_unit;
   for (int64_t row = 0; row < rows; ++row) {
@@ -183,8 +183,8 @@ JAXNN_VECTORIZED void round_pairs(const float* gradients, const float* hessians,
 }
 
 // A left child takes the place of its parent, of whose sums the other child has the rest.
-JAXNN_VECTORIZED void subtract(const int64_t* __restrict small, int64_t* __restrict left, int64_t* __restrict right, int count,
-                         bool small_is_left) {
+JAXNN_VECTORIZED void subtract(const int64_t* __restrict small, int64_t* __restrict left, int64_t* __restrict right,
+                               int count, bool small_is_left) {
   for (int i = 0; i < count; ++i) {
     const int64_t rest = left[i] - small[i];
     left[i] = small_is_left ? small[i] : rest;
