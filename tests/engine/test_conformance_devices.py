@@ -31,8 +31,8 @@ def table() -> Iterator[Any]:
     """Every row with a strategy, some with pmap too."""
     for index, (name, row) in enumerate(TABLE.items()):
         # What other libraries' layers compute from a part of the batch is not what they compute from all of it.
-        known = not (isinstance(row.model, Normed) or name in ELSEWHERE)
-        for strategy in ("pmap",) * (name in PMAPPED) + (("fsdp", "data")[index % 2] if known else "data",):
+        alone = "data" if isinstance(row.model, Normed) or name in ELSEWHERE else ("fsdp", "data")[index % 2]
+        for strategy in ("pmap", alone) if name in PMAPPED else (alone,):
             case = (name, strategy)
             yield case if case in FAST else pytest.param(*case, marks=pytest.mark.slow)
 
