@@ -130,7 +130,7 @@ def grow(bins: Array, gradient: Array, hessian: Array, columns: Array, growth: G
     """
     sharded = "the rows are sharded" if batch_sharding(bins.shape[1]) is not None else None
     constrained = "it has no monotone constraints" if growth.monotone else None
-    name = choose("trees", None, {"native": constrained or sharded or native_obstacle("jaxnn_trees")})
+    name = choose("trees", None, {"native": constrained or sharded or native_obstacle("jaxnn_grow_trees")})
     with scope("trees", name):
         pairs, unit = fixed_point(gradient, hessian)
         if name == "native":  # the kernel rounds too, and XLA drops the pairs
@@ -145,10 +145,10 @@ def _grow_natively(
     like = jax.eval_shape(lambda: empty_tree(num_nodes(growth)))
     numbers = growth.learning_rate, growth.l1, growth.l2, growth.min_child_weight, growth.min_gain
     call = jax.ffi.ffi_call(
-        "jaxnn_trees", [*like, jax.ShapeDtypeStruct(bins.shape[1:], jnp.int32)], vmap_method="expand_dims"
+        "jaxnn_grow_trees", [*like, jax.ShapeDtypeStruct(bins.shape[1:], jnp.int32)], vmap_method="expand_dims"
     )
     *tree, leaf = call(
-        *(bins, gradient, hessian, unit, columns, jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])),
+        *(bins.T, gradient, hessian, unit, columns, jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])),
         max_depth=growth.max_depth,
         num_leaves=growth.num_leaves or 0,
         num_bins=growth.num_bins,

@@ -1,11 +1,11 @@
 """Native CPU kernels of jaxnn: importing this module registers them as targets of `jax.ffi.ffi_call`.
 
 - ``jaxnn_convolution(first, second)``: see ``src/convolution.cc``; `jaxnn.nn` calls it.
+- ``jaxnn_grow_trees(bins, gradients, hessians, units, columns, numbers)``: see ``src/trees.cc``; `jaxnn.trees` calls it.
 - ``jaxnn_lookup_sums(table, ids)``, ``jaxnn_lookup_gradient(ids, sums)``: see ``src/lookup.cc``; `jaxnn.nn` calls them.
 - ``jaxnn_lstm(products, kernel, c, h)`` and ``jaxnn_lstm_backward(…)``: see ``src/lstm.h``; `jaxnn.nn` calls them.
 - ``jaxnn_threads()``: the number of threads in XLA's pool, int32.
 - ``jaxnn_transposed_matmul(left, right)``: ``left.mT @ right``; `jaxnn.nn` calls it.
-- ``jaxnn_trees(bins, gradients, hessians, units, columns, numbers)``: see ``src/trees.cc``; `jaxnn.trees` calls it.
 
 A target whose arguments change gets a new name: by that jaxnn finds that this package is older.
 """
@@ -18,13 +18,13 @@ import jax
 
 TARGETS = (
     "jaxnn_convolution",
+    "jaxnn_grow_trees",
     "jaxnn_lookup_gradient",
     "jaxnn_lookup_sums",
     "jaxnn_lstm",
     "jaxnn_lstm_backward",
     "jaxnn_threads",
     "jaxnn_transposed_matmul",
-    "jaxnn_trees",
 )
 
 

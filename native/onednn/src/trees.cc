@@ -1,6 +1,6 @@
 // Grows the trees of a gradient boosting: the same trees as jaxnn/trees/_growth.py, bit for bit.
 //
-// Rows are kept in the order of nodes, so that a histogram reads the rows of its node alone. Sums are integers, in any
+// The places of rows are kept in the order of nodes, so that a histogram reads the rows of its node alone. Sums are integers, in any
 // order the same; floats are computed by the operations of the other implementation, without contraction.
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace ffi = xla::ffi;
 
 namespace {
 
-constexpr int kBins = 256, kWords = kBins / 32, kMissing = kBins - 1, kLanes = 16, kBlock = 4;
+constexpr int kBins = 256, kWords = kBins / 32, kMissing = kBins - 1, kLanes = 16, kBlock = 8;
 constexpr int64_t kChunk = 1 << 14;  // rows, or elements of a histogram, that are worth another thread
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
@@ -45,7 +45,8 @@ struct Settings {
 
 struct Split {
   float gain = kNever;
-  int column = 0, last = 0;  // the last bin on the left, in the order of the column
+  int column = 0;
+  int last = 0;  // the last bin on the left in the order of the column, of the first and those with rows
   bool with_missing = false;
   Sums left{0, 0};
 };
@@ -59,7 +60,7 @@ struct Node {
 };
 
 struct Member {
-  const uint8_t* bins;               // [columns, rows]
+  const uint8_t* bins;               // [rows, columns]
   const float *gradients, *hessians;  // [rows]
   const bool* may_split;             // [columns]
   int64_t columns, rows;
@@ -74,7 +75,7 @@ struct Member {
 // Reused from tree to tree: pages that the system must provide anew take as long as the sums.
 struct Buffers {
   std::vector<int32_t> rows[2];
-  std::vector<int64_t> pairs[2];
+  std::vector<int64_t> pairs;
   std::vector<uint8_t> is_left;
   std::vector<std::vector<int64_t>> histograms;
   std::vector<Split> splits;
@@ -137,6 +138,19 @@ void ordered_bins(const int64_t* histogram, bool is_categorical, const Settings&
   std::stable_sort(order, order + most, [&](int a, int b) { return mean[a] < mean[b]; });
 }
 
+// The sums of all bins up to the first and to each with rows; returns their number. A split after a bin without rows is
+// that before it, but missing values may be alone before the first.
+int left_sums(const int64_t* bins, int count, int64_t* lefts) {
+  int64_t left = lefts[0] = bins[0];
+  int number = 1;
+#pragma GCC unroll 8
+  for (int i = 1; i < count; ++i) {
+    lefts[number] = left += bins[i];
+    number += bins[i] != 0;
+  }
+  return number;
+}
+
 // The best split of a node by one column; its gain is without what the node had before.
 Split best_split(const int64_t* histogram, Sums total, bool is_categorical, const Settings& s) {
   const int num_values = s.num_bins - 1;
@@ -147,12 +161,8 @@ Split best_split(const int64_t* histogram, Sums total, bool is_categorical, cons
     for (int i = 0; i < num_values; ++i) ordered[i] = histogram[order[i]];
   }
   const int64_t* values = is_categorical ? ordered : histogram;
-  int count = num_values;
-  while (count > 0 && values[count - 1] == 0) --count;  // splits after the last bin with rows are none
+  const int count = left_sums(values, num_values, lefts);
   const int padded = (count + kLanes - 1) / kLanes * kLanes;
-  int64_t left = 0;
-#pragma GCC unroll 8
-  for (int i = 0; i < count; ++i) lefts[i] = left += values[i];
   for (int i = count; i < padded; ++i) lefts[i] = total.hessian;  // no split
   Best best = largest_gain(lefts, padded, total, s);
   Split found;
@@ -198,10 +208,8 @@ class Grower {
       : m_(member), s_(member.settings), buffers_(buffers), parallel_for_(parallel_for) {
     is_categorical_.resize(m_.columns);
     for (int64_t column : s_.categorical) is_categorical_[column] = true;
-    for (int i = 0; i < 2; ++i) {
-      buffers_.rows[i].resize(m_.rows);
-      buffers_.pairs[i].resize(m_.rows);
-    }
+    for (auto& rows : buffers_.rows) rows.resize(m_.rows);
+    buffers_.pairs.resize(m_.rows);
     buffers_.is_left.resize(m_.rows);
     nodes_.resize(s_.num_leaves ? 2 * s_.num_leaves - 1 : (int64_t{2} << s_.max_depth) - 1);
   }
@@ -210,7 +218,7 @@ class Grower {
     std::fill_n(m_.left_bins, nodes_.size() * kWords, 0);
     int64_t total = 0;
     std::iota(buffers_.rows[0].begin(), buffers_.rows[0].end(), 0);
-    int64_t* const pairs = buffers_.pairs[0].data();
+    int64_t* const pairs = buffers_.pairs.data();
     round_pairs(m_.gradients, m_.hessians, m_.rows, s_.gradient_unit, s_.hessian_unit, pairs);
     for (int64_t row = 0; row < m_.rows; ++row) total += pairs[row];
     nodes_[0].end = m_.rows;
@@ -270,10 +278,12 @@ class Grower {
     for (int i = 0; i < num_histograms_; ++i)
       if (buffers_.histograms[i].size() < size) buffers_.histograms[i].resize(size);
     buffers_.splits.resize(m_.columns * nodes_.size());
-    const int64_t blocks = (m_.columns + kBlock - 1) / kBlock;
+    // A few columns are divided further, for more threads.
+    const int64_t block = parallel_for_ && m_.columns < 4 * kBlock ? kBlock / 2 : kBlock;
+    const int64_t blocks = (m_.columns + block - 1) / block;
     spread(work, blocks * lefts.size(), [&](int64_t index) {
-      const int64_t first = index / lefts.size() * kBlock;
-      find_split(lefts[index % lefts.size()], first, std::min<int64_t>(kBlock, m_.columns - first));
+      const int64_t first = index / lefts.size() * block;
+      find_split(lefts[index % lefts.size()], first, std::min(block, m_.columns - first));
     });
     for (int node : nodes) {
       Split& best = nodes_[node].split;
@@ -307,20 +317,24 @@ class Grower {
 
   // Several columns at once read each row's place and sums once.
   void sum(int node, int64_t first, int64_t columns, int64_t (*histogram)[kBins]) const {
-    const uint8_t* bins[kBlock];
-    for (int64_t k = 0; k < kBlock; ++k) bins[k] = m_.bins + (first + std::min(k, columns - 1)) * m_.rows;
-    const int32_t* rows = buffers_.rows[nodes_[node].buffer].data();
-    const int64_t* pairs = buffers_.pairs[nodes_[node].buffer].data();
-    const int64_t end = nodes_[node].end;
-    if (columns == kBlock) {
-      for (int64_t i = nodes_[node].begin; i < end; ++i)
-        for (int k = 0; k < kBlock; ++k) histogram[k][bins[k][rows[i]]] += pairs[i];
-    } else {
-      for (int k = 0; k < columns; ++k)
-        for (int64_t i = nodes_[node].begin; i < end; ++i) histogram[k][bins[k][rows[i]]] += pairs[i];
-    }
+    int64_t k = 0;
+    for (; k + 8 <= columns; k += 8) add<8>(node, first + k, histogram + k);
+    for (; k + 4 <= columns; k += 4) add<4>(node, first + k, histogram + k);
+    for (; k < columns; ++k) add<1>(node, first + k, histogram + k);
     for (int k = 0; k < columns; ++k)
       for (int bin = s_.num_bins; bin < kBins; ++bin) histogram[k][s_.num_bins - 1] += histogram[k][bin];
+  }
+
+  template <int kColumns>
+  void add(int node, int64_t first, int64_t (*histogram)[kBins]) const {
+    const uint8_t* bins = m_.bins + first;
+    const int32_t* rows = buffers_.rows[nodes_[node].buffer].data();
+    const int64_t* pairs = buffers_.pairs.data();
+    const int64_t end = nodes_[node].end, columns = m_.columns;
+    for (int64_t i = nodes_[node].begin; i < end; ++i) {
+      const int64_t row = rows[i], pair = pairs[row];
+      for (int k = 0; k < kColumns; ++k) histogram[k][bins[row * columns + k]] += pair;
+    }
   }
 
   bool has_last_children(const Node& node) const { return node.depth + 1 == s_.max_depth; }
@@ -346,20 +360,21 @@ class Grower {
     spread(work, chunks.size(), [&](int64_t index) {
       Chunk& chunk = chunks[index];
       const int from = nodes_[chunk.node].buffer;
-      const uint8_t* bins = m_.bins + nodes_[chunk.node].split.column * m_.rows;
+      const int64_t columns = m_.columns;
+      const uint8_t* bins = m_.bins + nodes_[chunk.node].split.column;
       const int32_t* rows = buffers_.rows[from].data();
       uint8_t goes_left[kBins];
       for (int bin = 0; bin < kBins; ++bin)
         goes_left[bin] = m_.left_bins[chunk.node * kWords + bin / 32] >> (bin % 32) & 1;
       if (has_last_children(nodes_[chunk.node])) {
         const int32_t right = nodes_[chunk.node].left + 1;
-        for (int64_t i = chunk.begin; i < chunk.end; ++i) m_.leaf[rows[i]] = right - goes_left[bins[rows[i]]];
+        for (int64_t i = chunk.begin; i < chunk.end; ++i) m_.leaf[rows[i]] = right - goes_left[bins[rows[i] * columns]];
         return;
       }
       if (is_whole(chunk)) {  // rows of the right child from behind: their order is of no importance
         int64_t left = chunk.begin, right = chunk.end - 1;
         for (int64_t i = chunk.begin; i < chunk.end; ++i) {
-          const int64_t is_left = goes_left[bins[rows[i]]];
+          const int64_t is_left = goes_left[bins[rows[i] * columns]];
           move_row(from, i, is_left, left, right);
           left += is_left;
           right -= 1 - is_left;
@@ -369,7 +384,7 @@ class Grower {
       }
       uint8_t* is_left = buffers_.is_left.data();
       int64_t left = 0;
-      for (int64_t i = chunk.begin; i < chunk.end; ++i) left += is_left[i] = goes_left[bins[rows[i]]];
+      for (int64_t i = chunk.begin; i < chunk.end; ++i) left += is_left[i] = goes_left[bins[rows[i] * columns]];
       chunk.left = left;
     });
     for (size_t first = 0, last; first < chunks.size(); first = last) {
@@ -403,7 +418,6 @@ class Grower {
   void move_row(int from, int64_t at, int64_t is_left, int64_t left, int64_t right) {
     const int64_t to = right ^ ((left ^ right) & -is_left);  // a branch would often be mispredicted
     buffers_.rows[1 - from].data()[to] = buffers_.rows[from].data()[at];
-    buffers_.pairs[1 - from].data()[to] = buffers_.pairs[from].data()[at];
   }
 
   void set_children(const Node& node, int64_t middle) {
@@ -423,9 +437,12 @@ class Grower {
     int order[kBins];
     const Split& split = node.split;
     ordered_bins(histogram_of(node, split.column), is_categorical_[split.column], s_, order);
-    for (int i = 0; i <= split.last; ++i) words[order[i] / 32] |= uint32_t{1} << (order[i] % 32);
+    const int64_t* sums = histogram_of(node, split.column);
+    int last = 0;
+    for (int left = split.last; left > 0;) left -= sums[order[++last]] != 0;
+    for (int i = 0; i <= last; ++i) words[order[i] / 32] |= uint32_t{1} << (order[i] % 32);
     // Without missing values in training, they go with most rows.
-    const int32_t missing = Sums::unpack(histogram_of(node, split.column)[s_.num_bins - 1]).hessian;
+    const int32_t missing = Sums::unpack(sums[s_.num_bins - 1]).hessian;
     const bool goes_left = missing ? split.with_missing : 2 * split.left.hessian >= node.sums.hessian;
     if (goes_left) words[kMissing / 32] |= uint32_t{1} << (kMissing % 32);
   }
@@ -506,11 +523,11 @@ ffi::Error grow_trees(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> bins, ffi::Buff
   const int64_t rows = shape.back(), nodes = column->dimensions().back();
   int64_t count = 1;
   for (int64_t size : members) count *= size;
-  const int64_t columns = bins.dimensions()[bins.dimensions().size() - 2];
+  const int64_t columns = bins.dimensions().back();
   for (int64_t column : categorical)
     if (column < 0 || column >= columns)
-      return ffi::Error::InvalidArgument("jaxnn_trees: a categorical column is not in the table");
-  if (num_bins < 2 || num_bins > kBins) return ffi::Error::InvalidArgument("jaxnn_trees: 2 to 256 bins");
+      return ffi::Error::InvalidArgument("jaxnn_grow_trees: a categorical column is not in the table");
+  if (num_bins < 2 || num_bins > kBins) return ffi::Error::InvalidArgument("jaxnn_grow_trees: 2 to 256 bins");
   const auto all_bins = operand(bins, 2);
   const auto all_may_split = operand(may_split, 1);
   const auto all_gradients = operand(gradients, 1), all_hessians = operand(hessians, 1);
@@ -544,10 +561,10 @@ ffi::Error grow_trees(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> bins, ffi::Buff
 
 }  // namespace
 
-JAXNN_TARGET(jaxnn_trees, grow_trees,
+JAXNN_TARGET(jaxnn_grow_trees, grow_trees,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::U8>>()     // bins [columns, rows]
+                                  .Arg<ffi::Buffer<ffi::U8>>()     // bins [rows, columns]
                                   .Arg<ffi::Buffer<ffi::F32>>()    // gradients [rows]
                                   .Arg<ffi::Buffer<ffi::F32>>()    // Hessians [rows]
                                   .Arg<ffi::Buffer<ffi::F32>>()    // units [2]
