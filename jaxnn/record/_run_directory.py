@@ -187,15 +187,16 @@ def json_line(content: Mapping[str, Any]) -> str:
 
 def jsonable(value: Any) -> Any:
     """Converts ``value`` to JSON's types; NaN and infinities, which JSON lacks, become their names."""
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [jsonable(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bool | int | str | None):
         return value
-    if isinstance(value, Path):
-        return str(value)
+    if not isinstance(value, float):  # numbers are most of what there is
+        if isinstance(value, Mapping):
+            return {str(key): jsonable(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [jsonable(item) for item in value]
+        if isinstance(value, Path):
+            return str(value)
     number = float(value)
     return number if math.isfinite(number) else str(number)

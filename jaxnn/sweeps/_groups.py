@@ -57,7 +57,13 @@ def traced_values(experiments: Sequence[Experiment[Any]], names: Iterable[str]) 
 
     Like a Python float, a weakly typed array takes the precision of the arrays it is combined with.
     """
-    return {name: jnp.stack([_traceable(one.config, name) for one in experiments]) for name in names}
+
+    def stacked(name: str) -> jax.Array:
+        values = np.array([operator.attrgetter(name)(one.config) for one in experiments])
+        # Only a weakly typed array stays one: NumPy's are not.
+        return jnp.asarray(values, jnp.uint32) if name == "seed" else jnp.full(len(values), 0.0).at[:].set(values)
+
+    return {name: stacked(name) for name in names}
 
 
 def with_values(experiment: Experiment[Any], values: Mapping[str, Any]) -> Experiment[Any]:
@@ -202,11 +208,16 @@ def _check(members: Sequence[PlannedMember], traced: Sequence[str], load: Loader
             member.fail(error)
         return member.log.unfinished
 
-    first = {members[0].number: members[0]}
-    for name in traced:
-        if name != "seed":
-            ordered = sorted(members, key=operator.attrgetter(f"experiment.config.{name}"))
-            first |= {member.number: member for member in (ordered[0], ordered[-1])}
+    def value(member: PlannedMember, name: str) -> Any:
+        return operator.attrgetter(name)(member.experiment.config)
+
+    found = {name: [value(member, name) for member in members] for name in traced if name != "seed"}
+    ends = {(name, end) for name, values in found.items() for end in (min(values), max(values))}
+    first, chosen = {members[0].number: members[0]}, members[0]
+    for _ in tuple(ends):  # a member may be at the ends of several fields
+        ends = {(name, end) for name, end in ends if value(chosen, name) != end}
+        chosen = max(members, key=lambda member: sum(value(member, name) == end for name, end in ends))
+        first[chosen.number] = chosen
     # A float is invalid outside some range: if its least and largest values are valid, so are all.
     if not all([passes(member) for member in first.values()]):
         for member in members:

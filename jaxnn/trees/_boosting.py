@@ -181,13 +181,16 @@ def _check_data(objective: Objective, growth: Growth, params: Any, state: Any, b
 
 def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_fraction: Any) -> TrainStep:
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        row_key, column_key = jax.random.split(jax.random.fold_in(state.key, state.step))
         scores, bins, (rows, counts) = state.model_state["scores"], _bins(batch.inputs).T, _rows(objective, batch)
         losses, gradients, hessians = derivatives(objective, scores, *rows)
         chosen, columns = rows[2], jnp.ones(bins.shape[0], bool)
-        if isinstance(row_fraction, jax.Array) or row_fraction < 1:  # a tracer may be any number
+        # A tracer may be any number.
+        by_row, by_column = (isinstance(one, jax.Array) or one < 1 for one in (row_fraction, column_fraction))
+        if by_row or by_column:
+            row_key, column_key = jax.random.split(jax.random.fold_in(state.key, state.step))
+        if by_row:
             chosen = chosen * (jax.random.uniform(row_key, losses.shape) < row_fraction)
-        if isinstance(column_fraction, jax.Array) or column_fraction < 1:
+        if by_column:
             number = jnp.maximum(jnp.round(column_fraction * bins.shape[0]), 1)
             columns = jax.random.permutation(column_key, bins.shape[0]) < number
 
@@ -209,7 +212,8 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
         update = functools.partial(jax.lax.dynamic_update_index_in_dim, index=state.step, axis=0)
         known = {name: update(known[name], new) for name, new in trees._asdict().items()}
         metrics = {
-            "loss": jnp.average(losses, weights=counts),
+            # As a product, for which XLA makes no array of the weights of every member.
+            "loss": jnp.dot(losses, counts, precision="highest") / counts.sum(),
             "splits": (trees.column >= 0).sum(axis=1).astype(jnp.float32).mean(),
         }
         return state._replace(model_state={"trees": known, "num_trees": state.step + 1, "scores": scores}), metrics

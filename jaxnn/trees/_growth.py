@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +29,11 @@ class Tree(NamedTuple):
     weight: Array  # ``[nodes]`` float32, the sum of Hessians of the rows in a node
 
 
+# Makes functions that are traced once for all members of a sweep: tracing takes most of the time to start a small one.
+_traced_once = functools.partial(jax.jit, inline=True)
+
+
+@_traced_once
 def fixed_point(gradient: Array, hessian: Array) -> tuple[Array, Array]:
     """Rounds gradients and Hessians ``[rows]`` to ``[rows, 2]`` int32, and returns the size ``[2]`` of one unit.
 
@@ -134,21 +140,23 @@ def grow(bins: Array, gradient: Array, hessian: Array, columns: Array, growth: G
     with scope("trees", name):
         pairs, unit = fixed_point(gradient, hessian)
         if name == "native":  # the kernel rounds too, and XLA drops the pairs
-            return _grow_natively(bins, gradient, hessian, unit, columns, growth)
+            static = growth.without_numbers()
+            return _grow_natively(bins, gradient, hessian, unit, columns, growth.numbers, static)  # type: ignore[no-any-return]
         return _grow(bins, pairs, unit, columns, growth)
 
 
+@functools.partial(_traced_once, static_argnames="growth")
 def _grow_natively(
-    bins: Array, gradient: Array, hessian: Array, unit: Array, columns: Array, growth: Growth
+    bins: Array, gradient: Array, hessian: Array, unit: Array, columns: Array, numbers: tuple[Any, ...], growth: Growth
 ) -> tuple[Tree, Array]:
     """The same tree from ``native/onednn/src/trees.cc``: it reads the rows of the smaller children only."""
     like = jax.eval_shape(lambda: empty_tree(num_nodes(growth)))
-    numbers = growth.learning_rate, growth.l1, growth.l2, growth.min_child_weight, growth.min_gain
     call = jax.ffi.ffi_call(
         "jaxnn_grow_trees", [*like, jax.ShapeDtypeStruct(bins.shape[1:], jnp.int32)], vmap_method="expand_dims"
     )
+    given = jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])
     *tree, leaf = call(
-        *(bins.T, gradient, hessian, unit, columns, jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])),
+        *(bins.T, gradient, hessian, unit, columns, given),
         max_depth=growth.max_depth,
         num_leaves=growth.num_leaves or 0,
         num_bins=growth.num_bins,

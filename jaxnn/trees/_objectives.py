@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -56,18 +57,23 @@ def derivatives(objective: Objective, scores: Any, targets: Any, queries: Any, w
         losses = objective.loss(at, targets, queries, weights)
         found = objective.derivatives(at, targets, queries, weights)
     else:
-        second = jax.hessian(objective.loss)
-        hessian = objective.hessian or (lambda score, target: jnp.diag(jnp.atleast_2d(second(score, target))))
-        losses, gradients = jax.vmap(jax.value_and_grad(objective.loss))(at, targets)
-        found = gradients, jax.vmap(hessian)(at, targets)
+        losses, *found = _by_row(objective.loss, objective.hessian, at, targets)
     return losses, *(jnp.reshape(each, scores.shape) for each in found)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), inline=True)  # traced once for all members of a sweep
+def _by_row(loss: Callable[..., Array], hessian: Callable[..., Array] | None, scores: Any, targets: Any) -> Any:
+    second = jax.hessian(loss)
+    hessian = hessian or (lambda score, target: jnp.diag(jnp.atleast_2d(second(score, target))))
+    losses, gradients = jax.vmap(jax.value_and_grad(loss))(scores, targets)
+    return losses, gradients, jax.vmap(hessian)(scores, targets)
 
 
 def weighted_mean(values: Array, weights: Array) -> jax.Array:
     """The mean of ``values [rows]``, weighted by ``weights [rows]``; the same on any number of devices."""
     pairs, unit = fixed_point(jnp.asarray(values * weights), jnp.asarray(weights))
     total, weight = pairs.sum(axis=0) * unit
-    return total / weight
+    return total / weight  # type: ignore[no-any-return]
 
 
 def leaf_quantiles(leaf: Array, values: Array, weights: Array, quantile: float, num_nodes: int) -> jax.Array:
@@ -90,10 +96,16 @@ def squared_error() -> Objective:
     >>> float(jn.trees.squared_error().loss(3.0, 1.0))
     2.0
     """
-    # The Hessian is that of the loss; as a constant, the members of a sweep share it.
-    return Objective(
-        lambda score, target: (score - target) ** 2 / 2, start=weighted_mean, hessian=lambda *_: jnp.ones(())
-    )
+    return Objective(_squared_error, start=weighted_mean, hessian=_one)
+
+
+def _squared_error(score: Array, target: Array) -> Any:
+    return (score - target) ** 2 / 2
+
+
+def _one(*_: Array) -> jax.Array:
+    """A Hessian as a constant, which the members of a sweep share."""
+    return jnp.ones(())
 
 
 def absolute_error() -> Objective:
@@ -120,7 +132,7 @@ def quantile_error(quantile: float) -> Objective:
     return Objective(
         loss,
         start=lambda targets, weights: leaf_quantiles(jnp.zeros(len(targets), int), targets, weights, quantile, 1)[0],
-        hessian=lambda *_: jnp.ones(()),
+        hessian=_one,
         leaf_quantile=quantile,
     )
 

@@ -29,6 +29,15 @@ class Growth(NamedTuple):
     min_child_weight: Any
     min_gain: Any
 
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        """Those that may be tracers."""
+        return self[6:]
+
+    def without_numbers(self) -> Growth:
+        """The static settings, which have a hash."""
+        return Growth(*self[:6], *[None] * len(self.numbers))
+
 
 class Split(NamedTuple):
     """The best split of each node."""

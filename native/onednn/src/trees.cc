@@ -187,8 +187,9 @@ JAXNN_VECTORIZED void round_pairs(const float* gradients, const float* hessians,
   for (int64_t row = 0; row < rows; ++row) {
     const float gradient = std::nearbyint(gradients[row] * gradient_units);
     const float hessian = std::nearbyint(hessians[row] * hessian_units);
-    pairs[row] = (static_cast<int64_t>(gradient == gradient ? gradient : 0) << 32) +
-                 static_cast<int32_t>(hessian == hessian ? hessian : 0);
+    // By 32 bits, as most CPUs have no vectors of conversions to 64.
+    const auto high = static_cast<int32_t>(gradient == gradient ? gradient : 0);
+    pairs[row] = (static_cast<int64_t>(high) << 32) + static_cast<int32_t>(hessian == hessian ? hessian : 0);
   }
 }
 
