@@ -5,6 +5,7 @@ from jaxnn.data._arrays import (
     Augmentation,
     arrays,
     check_labels,
+    is_augmented,
     padded_indices,
     split_off_validation,
     standardize,

@@ -53,6 +53,12 @@ class IndexedSource:
         return changed
 
 
+def is_augmented(source: Source) -> bool:
+    """Returns whether `Source.transform` may change a batch."""
+    own = getattr(type(source), "transform", None) is not IndexedSource.transform
+    return own or getattr(source, "augment", None) is not None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ArraySource(IndexedSource):
     """A split as arrays in memory; compared and hashed by identity, so that its methods may be static arguments.

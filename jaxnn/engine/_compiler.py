@@ -123,7 +123,11 @@ class Programs:
             rows = np.minimum(np.arange(first, first + count), self.num_members - 1)
             states = init({name: value[rows] for name, value in self.values.items()}, *given)
             parts.append(to_host(states))
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: self.num_members], *parts)  # type: ignore[no-any-return]
+
+        def joined(*leaves: np.ndarray) -> np.ndarray:
+            return (np.concatenate(leaves) if len(leaves) > 1 else leaves[0])[: self.num_members]
+
+        return jax.tree.map(joined, *parts)  # type: ignore[no-any-return]
 
     def train(self, shape: Shape | None, num_steps: int, cause: str) -> TrainProgram:
         """The program of ``num_steps`` training steps, compiled if it was not yet."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxnn.data import is_augmented
 from jaxnn.engine._feed import DeviceFeed
 from jaxnn.engine._states import MEMBERS, Population
 from jaxnn.optim import value_and_grad_of
@@ -91,11 +92,11 @@ def make_train(
     config = experiment.config
 
     def train(state: TrainState, totals: Totals, examples: Examples) -> tuple[TrainState, Totals]:
-        augment_key = jax.random.fold_in(jax.random.key(config.seed), AUGMENT_STREAM)
-
         def make_batch(row: Any, step: jax.Array) -> Any:
             batch = layout.constrain(feed.batch(examples, row))
-            batch = spec.source.transform(batch, jax.random.fold_in(augment_key, step))
+            if is_augmented(spec.source):  # random numbers that nobody uses would be lowered, which takes long
+                key = jax.random.fold_in(jax.random.key(config.seed), AUGMENT_STREAM)
+                batch = spec.source.transform(batch, jax.random.fold_in(key, step))
             return layout.local_shard(layout.constrain(batch))
 
         # All batches of the call are chosen at once: far cheaper than one by one inside the scan.

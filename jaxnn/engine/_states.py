@@ -79,7 +79,11 @@ def bring_back(host: HostStates, population: Population, slots: np.ndarray) -> H
     lanes = np.flatnonzero(slots != EMPTY)
     rows = slots.reshape(-1)[lanes]
 
+    in_order = np.array_equal(slots.reshape(-1)[: len(host.bad_step)], np.arange(len(host.bad_step)))
+
     def replaced(old: np.ndarray, new: Array) -> np.ndarray:
+        if in_order:  # all of them
+            return np.array(new).reshape(slots.size, *old.shape[1:])[: len(old)]
         merged = old.copy()
         merged[rows] = np.asarray(new).reshape(slots.size, *old.shape[1:])[lanes]
         return merged

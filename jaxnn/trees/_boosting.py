@@ -209,8 +209,11 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
         else:
             trees, scores = jax.vmap(tree_of, in_axes=1, out_axes=(0, 1))(gradients, hessians, scores)
         known = state.model_state["trees"]
-        update = functools.partial(jax.lax.dynamic_update_index_in_dim, index=state.step, axis=0)
-        known = {name: update(known[name], new) for name, new in trees._asdict().items()}
+        place = {"index": state.step, "axis": 0, "allow_negative_indices": False}
+        known = {
+            name: jax.lax.dynamic_update_index_in_dim(known[name], new, **place)
+            for name, new in trees._asdict().items()
+        }
         metrics = {
             # As a product, for which XLA makes no array of the weights of every member.
             "loss": jnp.dot(losses, counts, precision="highest") / counts.sum(),
