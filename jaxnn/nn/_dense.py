@@ -23,7 +23,7 @@ from jaxnn.nn._layer_arguments import (
     map_rows,
     scope,
 )
-from jaxnn.nn._onednn import native_obstacle, product_obstacle, transposed_product
+from jaxnn.nn._onednn import native_obstacle, product_obstacle, product_of_transposed, transposed_product
 from jaxnn.types import ConfigError
 
 _NONE = -(2**31)  # an id that counts for nothing, in the native kernels
@@ -39,11 +39,11 @@ def dot_general(
     *,
     implementation: str | None = None,
 ) -> jax.Array:
-    """``lax.dot_general`` of a dense layer, whose kernel gradient needs no transpose; equal to rounding.
+    """``lax.dot_general`` of a dense layer, whose gradients need no transpose; equal to rounding.
 
     Takes ``inputs [..., in_features]`` and ``kernel [in_features, out_features]``, returns ``[..., out_features]``;
     differentiable in either mode and to any order. Other dimension numbers, and calls with a precision or an element
-    type, are passed on to ``lax.dot_general``. ``implementation`` is that of the kernel gradient: ``"xla"``,
+    type, are passed on to ``lax.dot_general``. ``implementation`` is that of the gradients: ``"xla"``,
     ``"onednn"`` on a CPU with the package of ``make onednn``, or None for the faster.
 
     >>> linen.Dense(4, dot_general=jn.nn.dot_general).init_with_output(jax.random.key(0), jnp.ones((2, 3)))[0].shape
@@ -84,11 +84,11 @@ def _product_backward(
     # JAX's own kernel gradient is (cotangent.T @ inputs).T. If the batch is sharded, XLA:CPU sums over devices before
     # it transposes, and the optimizer reads the result with strides: a wide network's step takes twice as long.
     inputs, kernel = saved
+    if native:  # at 1.3 to 2 times the speed
+        rows, of_rows = (array.reshape(-1, array.shape[-1]) for array in (inputs, cotangent))
+        return product_of_transposed(of_rows, kernel).reshape(inputs.shape), transposed_product(rows, of_rows)
     summed = tuple(range(inputs.ndim - 1))
     to_inputs = lax.dot_general(cotangent, kernel, (((inputs.ndim - 1,), (1,)), ((), ())))
-    if native:  # at 1.3 to 2 times the speed
-        rows = (array.reshape(-1, array.shape[-1]) for array in (inputs, cotangent))
-        return to_inputs, transposed_product(*rows)
     return to_inputs, lax.dot_general(inputs, cotangent, ((summed, summed), ((), ())))
 
 

@@ -1,7 +1,7 @@
 """Operations by oneDNN, if the package `jaxnn-onednn` is installed: on CPUs up to twice as fast as XLA's.
 
-They are the forms of `_channels_last_conv`, the convolution and its gradients by input and kernel, and the kernel
-gradient of a dense layer, each a call of XLA's foreign function interface.
+They are the forms of `_channels_last_conv`, the convolution and its gradients by input and kernel, and the gradients of
+a dense layer, each a call of XLA's foreign function interface.
 Source: `oneDNN <https://uxlfoundation.github.io/oneDNN>`_.
 """
 
@@ -156,8 +156,8 @@ mlir.register_lowering(convolution, mlir.lower_fun(_evaluate_native, multiple_re
 
 
 def product_obstacle(inputs: jax.Array, kernel: jax.Array, *, requested: bool) -> str | None:
-    """The reason why oneDNN cannot, or unless requested should not, compute this dense layer's kernel gradient."""
-    if (obstacle := _obstacle("jaxnn_transposed_matmul", inputs, kernel)) is not None:
+    """The reason why the package cannot, or unless requested should not, compute this dense layer's gradients."""
+    if (obstacle := _obstacle("jaxnn_product", inputs, kernel)) is not None:
         return obstacle
     if inputs.ndim == 1:
         return "there is one row"
@@ -169,32 +169,55 @@ def product_obstacle(inputs: jax.Array, kernel: jax.Array, *, requested: bool) -
 
 def transposed_product(left: jax.Array, right: jax.Array) -> jax.Array:
     """``left.T @ right`` of ``[summed, rows]`` and ``[summed, columns]``; `product_obstacle` was None."""
-    result: jax.Array = _product.bind(left, right)
+    result: jax.Array = _product.bind(left, right, transposes_left=True)
     return result
 
 
-def _evaluate_product(left: jax.Array, right: jax.Array) -> jax.Array:
-    return left.mT @ right
+def product_of_transposed(left: jax.Array, right: jax.Array) -> jax.Array:
+    """``left @ right.T`` of ``[rows, summed]`` and ``[columns, summed]``; `product_obstacle` was None."""
+    if left.dtype != jnp.float32 or not onednn_package().has_own_product():  # XLA is faster than oneDNN
+        return left @ right.T
+    result: jax.Array = _product.bind(left, right, transposes_left=False)
+    return result
 
 
-def _evaluate_product_native(left: jax.Array, right: jax.Array) -> jax.Array:
-    result = jax.ShapeDtypeStruct((*left.shape[:-2], left.shape[-1], right.shape[-1]), left.dtype)
-    return jax.ffi.ffi_call("jaxnn_transposed_matmul", result)(left, right)
+def _evaluate_product(left: jax.Array, right: jax.Array, *, transposes_left: bool) -> jax.Array:
+    return left.mT @ right if transposes_left else left @ right.mT
 
 
-def _batch_product(operands: Any, dims: Any) -> tuple[jax.Array, int]:
+def _product_shape(left: Any, right: Any, *, transposes_left: bool) -> Any:
+    axis = -1 if transposes_left else -2
+    return left.update(shape=(*left.shape[:-2], left.shape[axis], right.shape[axis]))
+
+
+def _evaluate_product_native(left: jax.Array, right: jax.Array, *, transposes_left: bool) -> jax.Array:
+    axis = -1 if transposes_left else -2
+    result = jax.ShapeDtypeStruct((*left.shape[:-2], left.shape[axis], right.shape[axis]), left.dtype)
+    return jax.ffi.ffi_call("jaxnn_product", result)(left, right, transposes_left=transposes_left)
+
+
+def _batch_product(operands: Any, dims: Any, *, transposes_left: bool) -> tuple[jax.Array, int]:
     (size,) = {x.shape[dim] for x, dim in zip(operands, dims, strict=True) if dim is not None}
     members = (
         jnp.broadcast_to(x, (size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
         for x, dim in zip(operands, dims, strict=True)
     )
-    return _product.bind(*members), 0
+    return _product.bind(*members, transposes_left=transposes_left), 0
 
 
-_product = Primitive("dense_product")  # of ``[*members, summed, rows]`` and ``[*members, summed, columns]``
+def _left_gradient(g: jax.Array, left: jax.Array, right: jax.Array, *, transposes_left: bool) -> jax.Array:
+    return right @ g.mT if transposes_left else g @ right
+
+
+def _right_gradient(g: jax.Array, left: jax.Array, right: jax.Array, *, transposes_left: bool) -> jax.Array:
+    return left @ g if transposes_left else g.mT @ left
+
+
+# Of ``[*members, summed, rows]`` and ``[*members, summed, columns]``, or the other way round.
+_product = Primitive("dense_product")
 _product.def_impl(functools.partial(xla.apply_primitive, _product))
-_product.def_abstract_eval(lambda x, y: x.update(shape=(*x.shape[:-2], x.shape[-1], y.shape[-1])))
-ad.defbilinear(_product, lambda g, x, y: y @ g.mT, lambda g, x, y: x @ g)
+_product.def_abstract_eval(_product_shape)
+ad.defbilinear(_product, _left_gradient, _right_gradient)
 batching.primitive_batchers[_product] = _batch_product
 mlir.register_lowering(_product, mlir.lower_fun(_evaluate_product, multiple_results=False))
 mlir.register_lowering(_product, mlir.lower_fun(_evaluate_product_native, multiple_results=False), platform="cpu")

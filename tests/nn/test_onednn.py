@@ -308,7 +308,7 @@ def test_each_device_multiplies_its_rows() -> None:
             dense("onednn", x[None], kernel)
     with pytest.raises(ConfigError, match="there is one row"):
         dense("onednn", x[0], kernel)
-    assert re.findall(r"@jaxnn_transposed_matmul.*?: \(tensor<(\d+)x160x", program.as_text()) == ["20"]
+    assert re.findall(r"@jaxnn_product.*?: \(tensor<(\d+)x160x", program.as_text()) == ["20"]
     rows = jax.shard_map(
         lambda x, kernel: lax.psum(dense_gradients("onednn")(x, kernel)[0], "data"),
         mesh=mesh,
@@ -333,7 +333,7 @@ def test_dense_gradients_fall_back_to_xla(monkeypatch: pytest.MonkeyPatch) -> No
     exported = jax.export.export(jax.jit(dense_gradients(None)))(symbolic, kernel)
     assert_equal([exported.call(x, kernel), dense_gradients(None)(x, kernel)])
     text = jax.export.export(jax.jit(dense_gradients("onednn")), platforms=["cuda"])(x, kernel).mlir_module()
-    assert text.count("stablehlo.dot_general") == 3 and "jaxnn_transposed_matmul" not in text
+    assert text.count("stablehlo.dot_general") == 3 and "jaxnn_product" not in text
     monkeypatch.setitem(sys.modules, "jaxnn_onednn", None)
     assert chosen(x, kernel) == ["xla"]
     with pytest.raises(ConfigError, match="dense cannot use 'onednn' here: the package jaxnn-onednn is not installed"):

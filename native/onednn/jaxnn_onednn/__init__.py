@@ -4,8 +4,8 @@
 - ``jaxnn_grow_trees(bins, gradients, hessians, units, columns, numbers)``: see ``src/trees.cc``; `jaxnn.trees` calls it.
 - ``jaxnn_lookup_sums(table, ids)``, ``jaxnn_lookup_gradient(ids, sums)``: see ``src/lookup.cc``; `jaxnn.nn` calls them.
 - ``jaxnn_lstm(products, kernel, c, h)`` and ``jaxnn_lstm_backward(…)``: see ``src/lstm.h``; `jaxnn.nn` calls them.
+- ``jaxnn_product(left, right, transposes_left)``: ``left.mT @ right`` or ``left @ right.mT``; `jaxnn.nn` calls it.
 - ``jaxnn_threads()``: the number of threads in XLA's pool, int32.
-- ``jaxnn_transposed_matmul(left, right)``: ``left.mT @ right``; `jaxnn.nn` calls it.
 
 A target whose arguments change gets a new name: by that jaxnn finds that this package is older.
 """
@@ -23,8 +23,8 @@ TARGETS = (
     "jaxnn_lookup_sums",
     "jaxnn_lstm",
     "jaxnn_lstm_backward",
+    "jaxnn_product",
     "jaxnn_threads",
-    "jaxnn_transposed_matmul",
 )
 
 
@@ -47,6 +47,7 @@ def _load() -> ctypes.CDLL:
 
 _library = _load()
 _library.jaxnn_has_bfloat16.restype = ctypes.c_bool
+_library.jaxnn_has_own_product.restype = ctypes.c_bool
 _library.jaxnn_num_plans.restype = ctypes.c_int64
 for _name in TARGETS:
     jax.ffi.register_ffi_target(_name, jax.ffi.pycapsule(getattr(_library, _name)), platform="cpu")
@@ -55,6 +56,11 @@ for _name in TARGETS:
 def has_bfloat16() -> bool:
     """Whether this CPU multiplies in bfloat16 itself; otherwise oneDNN emulates it, slowly."""
     return bool(_library.jaxnn_has_bfloat16())
+
+
+def has_own_product() -> bool:
+    """Whether products in float32 are this package's own, which are faster than those of XLA, transposed or not."""
+    return bool(_library.jaxnn_has_own_product())
 
 
 def num_plans() -> int:

@@ -9,7 +9,7 @@
 
 #include "convolution.h"
 #include "lstm.h"
-#include "transposed_matmul.h"
+#include "product.h"
 
 namespace {
 
@@ -175,7 +175,7 @@ void stress_products() {
   const int64_t kMembers = 3;
   ThreadPool pool(4);
   const auto run = [&](int64_t rows) {
-    const jaxnn::ProductSize size{70, rows, 150};
+    const jaxnn::ProductSize size{300, rows, 150, rows % 2 == 0};
     std::array<std::vector<float>, 3> arrays{std::vector<float>(kMembers * size.summed * size.rows),
                                              std::vector<float>(kMembers * size.summed * size.columns),
                                              std::vector<float>(kMembers * size.rows * size.columns)};
@@ -184,7 +184,7 @@ void stress_products() {
       for (size_t i = 0; i < arrays[k].size(); ++i) arrays[k][i] = static_cast<float>(i % 17) - 8;
       pointers[k] = reinterpret_cast<char*>(arrays[k].data());
     }
-    jaxnn::multiply_transposed(pool, size, jaxnn::Type::f32, pointers, kMembers);
+    jaxnn::multiply(pool, size, jaxnn::Type::f32, pointers, kMembers);
     return arrays[2];
   };
   std::map<int64_t, std::vector<float>> alone;
