@@ -23,7 +23,7 @@ from jaxnn.nn._layer_arguments import (
     map_rows,
     scope,
 )
-from jaxnn.nn._onednn import native_obstacle, product_obstacle, product_of_transposed, transposed_product
+from jaxnn.nn._onednn import native_obstacle, product, product_obstacle
 from jaxnn.types import ConfigError
 
 _NONE = -(2**31)  # an id that counts for nothing, in the native kernels
@@ -39,12 +39,13 @@ def dot_general(
     *,
     implementation: str | None = None,
 ) -> jax.Array:
-    """``lax.dot_general`` of a dense layer, whose gradients need no transpose; equal to rounding.
+    """``lax.dot_general`` of a dense layer, whose kernel gradient needs no transpose; equal to rounding.
 
     Takes ``inputs [..., in_features]`` and ``kernel [in_features, out_features]``, returns ``[..., out_features]``;
     differentiable in either mode and to any order. Other dimension numbers, and calls with a precision or an element
-    type, are passed on to ``lax.dot_general``. ``implementation`` is that of the gradients: ``"xla"``,
-    ``"onednn"`` on a CPU with the package of ``make onednn``, or None for the faster.
+    type, are passed on to ``lax.dot_general``. ``implementation`` is ``"xla"``, ``"onednn"`` on a CPU with the package
+    of ``make onednn``, or None for the faster. In a jaxpr the latter is a ``dense_product``, which `jax.checkpoint`
+    policies that save products do not know: it is recomputed, unless its result has a saved name.
 
     >>> linen.Dense(4, dot_general=jn.nn.dot_general).init_with_output(jax.random.key(0), jnp.ones((2, 3)))[0].shape
     (2, 4)
@@ -75,6 +76,9 @@ class Dense(linen.Dense):
 
 
 def _product(native: bool, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+    if native:
+        rows = inputs.reshape(math.prod(inputs.shape[:-1]), kernel.shape[0])
+        return product(rows, kernel).reshape(*inputs.shape[:-1], kernel.shape[1])
     return lax.dot_general(inputs, kernel, (((inputs.ndim - 1,), (0,)), ((), ())))
 
 
@@ -86,14 +90,14 @@ def _product_backward(
     inputs, kernel = saved
     if native:  # at 1.3 to 2 times the speed
         rows, of_rows = (array.reshape(-1, array.shape[-1]) for array in (inputs, cotangent))
-        return product_of_transposed(of_rows, kernel).reshape(inputs.shape), transposed_product(rows, of_rows)
+        return product(of_rows, kernel, "right").reshape(inputs.shape), product(rows, of_rows, "left")
     summed = tuple(range(inputs.ndim - 1))
     to_inputs = lax.dot_general(cotangent, kernel, (((inputs.ndim - 1,), (1,)), ((), ())))
     return to_inputs, lax.dot_general(inputs, cotangent, ((summed, summed), ((), ())))
 
 
 _dense = custom_vjp(_product, num_static=1)
-# The forward rule is a plain product: `jax.checkpoint` policies that save products know only JAX's own.
+# By XLA the forward rule is a plain product: `jax.checkpoint` policies that save products know only JAX's own.
 _dense.defvjp(lambda native, *arrays: (_product(native, *arrays), arrays), _product_backward)
 
 

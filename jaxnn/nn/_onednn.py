@@ -1,7 +1,7 @@
 """Operations by oneDNN, if the package `jaxnn-onednn` is installed: on CPUs up to twice as fast as XLA's.
 
-They are the forms of `_channels_last_conv`, the convolution and its gradients by input and kernel, and the gradients of
-a dense layer, each a call of XLA's foreign function interface.
+They are the forms of `_channels_last_conv`, the convolution and its gradients by input and kernel, and a dense layer and
+its gradients, each a call of XLA's foreign function interface.
 Source: `oneDNN <https://uxlfoundation.github.io/oneDNN>`_.
 """
 
@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from jaxnn.nn._layer_arguments import batch_sharding, map_rows, platform
 
 INSTALL = "make onednn (or: pip install ./native/onednn)"
 _DTYPES = "float32", "bfloat16"
+type Transposed = Literal["left", "right"] | None
 _ROLES = "input", "kernel", "output"  # numbered as in the package
 _MIN_PRODUCTS = 2**19  # multiplications of a matrix product: with fewer, XLA is faster
 
@@ -156,7 +157,7 @@ mlir.register_lowering(convolution, mlir.lower_fun(_evaluate_native, multiple_re
 
 
 def product_obstacle(inputs: jax.Array, kernel: jax.Array, *, requested: bool) -> str | None:
-    """The reason why the package cannot, or unless requested should not, compute this dense layer's gradients."""
+    """The reason why the package cannot, or unless requested should not, compute this dense layer and its gradients."""
     if (obstacle := _obstacle("jaxnn_product", inputs, kernel)) is not None:
         return obstacle
     if inputs.ndim == 1:
@@ -167,56 +168,59 @@ def product_obstacle(inputs: jax.Array, kernel: jax.Array, *, requested: bool) -
     return "the product is small, for which it is not faster" if small else None
 
 
-def transposed_product(left: jax.Array, right: jax.Array) -> jax.Array:
-    """``left.T @ right`` of ``[summed, rows]`` and ``[summed, columns]``; `product_obstacle` was None."""
-    result: jax.Array = _product.bind(left, right, transposes_left=True)
+def product(left: jax.Array, right: jax.Array, transposed: Transposed = None) -> jax.Array:
+    """``left @ right`` of matrices, one of which may be ``transposed`` before; `product_obstacle` was None."""
+    # Other products than of a transposed left matrix are faster by XLA than by oneDNN.
+    if transposed != "left" and (left.dtype != jnp.float32 or not onednn_package().has_own_product()):
+        return _evaluate_product(left, right, transposed=transposed)
+    result: jax.Array = _product.bind(left, right, transposed=transposed)
     return result
 
 
-def product_of_transposed(left: jax.Array, right: jax.Array) -> jax.Array:
-    """``left @ right.T`` of ``[rows, summed]`` and ``[columns, summed]``; `product_obstacle` was None."""
-    if left.dtype != jnp.float32 or not onednn_package().has_own_product():  # XLA is faster than oneDNN
-        return left @ right.T
-    result: jax.Array = _product.bind(left, right, transposes_left=False)
-    return result
+def _evaluate_product(left: jax.Array, right: jax.Array, *, transposed: Transposed) -> jax.Array:
+    return (left.mT if transposed == "left" else left) @ (right.mT if transposed == "right" else right)
 
 
-def _evaluate_product(left: jax.Array, right: jax.Array, *, transposes_left: bool) -> jax.Array:
-    return left.mT @ right if transposes_left else left @ right.mT
+def _product_shape(left: Any, right: Any, *, transposed: Transposed) -> tuple[int, ...]:
+    return (
+        *left.shape[:-2],
+        left.shape[-1 if transposed == "left" else -2],
+        right.shape[-2 if transposed == "right" else -1],
+    )
 
 
-def _product_shape(left: Any, right: Any, *, transposes_left: bool) -> Any:
-    axis = -1 if transposes_left else -2
-    return left.update(shape=(*left.shape[:-2], left.shape[axis], right.shape[axis]))
+def _evaluate_product_native(left: jax.Array, right: jax.Array, *, transposed: Transposed) -> jax.Array:
+    result = jax.ShapeDtypeStruct(_product_shape(left, right, transposed=transposed), left.dtype)
+    call = jax.ffi.ffi_call("jaxnn_product", result)
+    return call(left, right, transposed=np.int64((None, "left", "right").index(transposed)))
 
 
-def _evaluate_product_native(left: jax.Array, right: jax.Array, *, transposes_left: bool) -> jax.Array:
-    axis = -1 if transposes_left else -2
-    result = jax.ShapeDtypeStruct((*left.shape[:-2], left.shape[axis], right.shape[axis]), left.dtype)
-    return jax.ffi.ffi_call("jaxnn_product", result)(left, right, transposes_left=transposes_left)
-
-
-def _batch_product(operands: Any, dims: Any, *, transposes_left: bool) -> tuple[jax.Array, int]:
+def _batch_product(operands: Any, dims: Any, *, transposed: Transposed) -> tuple[jax.Array, int]:
     (size,) = {x.shape[dim] for x, dim in zip(operands, dims, strict=True) if dim is not None}
+    if transposed is None and None in dims:  # XLA multiplies what members share once
+        return jax.vmap(jnp.matmul, dims)(*operands), 0
     members = (
         jnp.broadcast_to(x, (size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
         for x, dim in zip(operands, dims, strict=True)
     )
-    return _product.bind(*members, transposes_left=transposes_left), 0
+    return _product.bind(*members, transposed=transposed), 0
 
 
-def _left_gradient(g: jax.Array, left: jax.Array, right: jax.Array, *, transposes_left: bool) -> jax.Array:
-    return right @ g.mT if transposes_left else g @ right
+def _left_gradient(g: jax.Array, left: Any, right: jax.Array, *, transposed: Transposed) -> jax.Array:
+    if transposed == "left":
+        return right @ g.mT
+    return g @ (right if transposed == "right" else right.mT)
 
 
-def _right_gradient(g: jax.Array, left: jax.Array, right: jax.Array, *, transposes_left: bool) -> jax.Array:
-    return left @ g if transposes_left else g.mT @ left
+def _right_gradient(g: jax.Array, left: jax.Array, right: Any, *, transposed: Transposed) -> jax.Array:
+    if transposed == "right":
+        return g.mT @ left
+    return (left if transposed == "left" else left.mT) @ g
 
 
-# Of ``[*members, summed, rows]`` and ``[*members, summed, columns]``, or the other way round.
-_product = Primitive("dense_product")
+_product = Primitive("dense_product")  # of ``[*members, rows, summed]`` and ``[*members, summed, columns]``
 _product.def_impl(functools.partial(xla.apply_primitive, _product))
-_product.def_abstract_eval(_product_shape)
+_product.def_abstract_eval(lambda *arrays, **how: arrays[0].update(shape=_product_shape(*arrays, **how)))
 ad.defbilinear(_product, _left_gradient, _right_gradient)
 batching.primitive_batchers[_product] = _batch_product
 mlir.register_lowering(_product, mlir.lower_fun(_evaluate_product, multiple_results=False))

@@ -4,7 +4,7 @@
 - ``jaxnn_grow_trees(bins, gradients, hessians, units, columns, numbers)``: see ``src/trees.cc``; `jaxnn.trees` calls it.
 - ``jaxnn_lookup_sums(table, ids)``, ``jaxnn_lookup_gradient(ids, sums)``: see ``src/lookup.cc``; `jaxnn.nn` calls them.
 - ``jaxnn_lstm(products, kernel, c, h)`` and ``jaxnn_lstm_backward(…)``: see ``src/lstm.h``; `jaxnn.nn` calls them.
-- ``jaxnn_product(left, right, transposes_left)``: ``left.mT @ right`` or ``left @ right.mT``; `jaxnn.nn` calls it.
+- ``jaxnn_product(left, right, transposed)``: ``left @ right``, of which one may be transposed; `jaxnn.nn` calls it.
 - ``jaxnn_threads()``: the number of threads in XLA's pool, int32.
 
 A target whose arguments change gets a new name: by that jaxnn finds that this package is older.

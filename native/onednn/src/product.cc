@@ -1,4 +1,4 @@
-// The FFI target `jaxnn_product`: the products of the gradients of a dense layer.
+// The FFI target `jaxnn_product`: products of two matrices, of which one may be transposed.
 
 #include "product.h"
 
@@ -12,16 +12,16 @@
 namespace ffi = xla::ffi;
 namespace {
 
-// [*members, summed, rows] and [*members, summed, columns] to [*members, rows, columns], or
-// [*members, rows, summed] and [*members, columns, summed].
+// [*members, rows, summed] and [*members, summed, columns], each or its transpose, to [*members, rows, columns].
 ffi::Error multiply(ffi::ThreadPool pool, ffi::AnyBuffer left, ffi::AnyBuffer right,
-                    ffi::Result<ffi::AnyBuffer> result, bool transposes_left) {
+                    ffi::Result<ffi::AnyBuffer> result, int64_t transposed) {
   const auto type = left.element_type();
   if ((type != ffi::F32 && type != ffi::BF16) || right.element_type() != type || result->element_type() != type)
     return ffi::Error::InvalidArgument("jaxnn_product: arrays must be of one dtype, float32 or bfloat16");
   const auto shape = left.dimensions(), other = right.dimensions();
-  const size_t last = shape.size() - 1, summed = transposes_left ? last - 1 : last, kept = 2 * last - 1 - summed;
-  if (shape.size() < 2 || other.size() != shape.size() || other[summed] != shape[summed])
+  const size_t rank = shape.size(), swapped = rank - 1 - (transposed == jaxnn::ProductSize::kLeft),
+               summed = rank - 2 + (transposed == jaxnn::ProductSize::kRight);
+  if (rank < 2 || other.size() != rank || other[summed] != shape[swapped])
     return ffi::Error::InvalidArgument("jaxnn_product: needs two matrices with one size in common");
   if (result->element_count() == 0) return ffi::Error::Success();
   if (left.element_count() == 0) {
@@ -31,7 +31,9 @@ ffi::Error multiply(ffi::ThreadPool pool, ffi::AnyBuffer left, ffi::AnyBuffer ri
   const std::array<char*, 3> arrays{static_cast<char*>(left.untyped_data()), static_cast<char*>(right.untyped_data()),
                                     static_cast<char*>(result->untyped_data())};
   try {
-    jaxnn::multiply(pool, {shape[summed], shape[kept], other[kept], transposes_left},
+    const auto which = static_cast<jaxnn::ProductSize::Transposed>(transposed);
+    const jaxnn::ProductSize size{shape[swapped], shape[2 * rank - 3 - swapped], other[2 * rank - 3 - summed], which};
+    jaxnn::multiply(pool, size,
                     type == ffi::F32 ? jaxnn::Type::f32 : jaxnn::Type::bf16, arrays,
                     jaxnn::product({shape.begin(), shape.end() - 2}));
   } catch (const std::exception& error) {
@@ -48,7 +50,8 @@ JAXNN_TARGET(jaxnn_product, multiply,
                  .Arg<ffi::AnyBuffer>()
                  .Arg<ffi::AnyBuffer>()
                  .Ret<ffi::AnyBuffer>()
-                 .Attr<bool>("transposes_left"));
+                 .Attr<int64_t>("transposed")  // 0: none, 1: the left one, 2: the right one
+             );
 
 // Whether this CPU's products in float32 are faster than those of XLA, transposed or not.
 JAXNN_EXPORT bool jaxnn_has_own_product() { return jaxnn::own_product(jaxnn::effective_isa()) != nullptr; }

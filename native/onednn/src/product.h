@@ -1,4 +1,4 @@
-// The products of the gradients of a dense layer: of a transposed matrix and another, or of one and a transposed.
+// Products of two matrices, of which one may be transposed: those of a dense layer and its gradients.
 
 #ifndef JAXNN_PRODUCT_H_
 #define JAXNN_PRODUCT_H_
@@ -15,26 +15,31 @@
 
 namespace jaxnn {
 
-// The product of [summed, rows], transposed, and [summed, columns], or of [rows, summed] and [columns, summed],
-// transposed: [rows, columns].
+// The product of [rows, summed] and [summed, columns], of which one may be there as its transpose: [rows, columns].
 struct ProductSize {
-  int64_t summed, rows, columns;
-  bool transposes_left;  // otherwise the right one
+  enum Transposed { kNone, kLeft, kRight };
 
-  std::array<int64_t, 2> left_strides() const { return {transposes_left ? 1 : summed, transposes_left ? rows : 1}; }
-  std::array<int64_t, 2> right_strides() const { return {transposes_left ? columns : 1, transposes_left ? 1 : summed}; }
+  int64_t summed, rows, columns;
+  Transposed transposed;
+
+  // Of a row and of a column.
+  std::array<int64_t, 2> left_strides() const {
+    return transposed == kLeft ? std::array<int64_t, 2>{1, rows} : std::array<int64_t, 2>{summed, 1};
+  }
+  std::array<int64_t, 2> right_strides() const {
+    return transposed == kRight ? std::array<int64_t, 2>{1, summed} : std::array<int64_t, 2>{columns, 1};
+  }
 };
 
 // A product cut into blocks of `rows` by `columns`; those at the ends may be smaller.
 struct Blocks {
   int64_t rows, columns;
 
-  // About as many as there are threads, or a multiple, of at most `most_rows`, and no more than the work is worth.
-  Blocks(const ProductSize& size, int64_t threads, int64_t most_rows, int64_t row_unit, int64_t column_unit) {
+  // `parts` or a multiple, of at most `most_rows`, and no more than the work is worth.
+  Blocks(const ProductSize& size, int64_t parts, int64_t most_rows, int64_t row_unit, int64_t column_unit) {
     constexpr int64_t kWork = 1 << 19;  // multiplications worth a thread
     const auto over = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-    const int64_t worth = std::max<int64_t>(size.summed * size.rows * size.columns / kWork, 1);
-    const int64_t parts = std::min(threads, worth);
+    parts = std::clamp<int64_t>(size.summed * size.rows * size.columns / kWork, 1, parts);
     int64_t by_rows = over(size.rows, most_rows), by_columns = 1;
     if (size.rows >= size.columns || by_rows >= parts) by_rows = over(by_rows, parts) * parts;
     else by_columns = over(parts, by_rows);
@@ -76,12 +81,15 @@ template <typename Pool>
 void multiply(Pool& pool, const ProductSize& size, Type type, const std::array<char*, 3>& arrays, int64_t members) {
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1), needed = threads / std::gcd(threads, members);
   const OwnProduct own = type == Type::f32 ? own_product(effective_isa()) : nullptr;
-  const Blocks cut = own ? Blocks(size, needed, 192, kTileRows, kTileColumns)
+  // Of our own products several for each thread, since threads are not equally fast; of a transposed left matrix fewer,
+  // since each block copies its rows.
+  const int64_t each = size.transposed == ProductSize::kLeft ? 2 : 8;
+  const Blocks cut = own ? Blocks(size, each * needed, 192, kTileRows, kTileColumns)
                          : Blocks(size, needed, std::max(size.rows, size.columns), 16, 16);
   std::shared_ptr<const ProductPlan> plan;
   if (!own)
     plan = PlanCache::instance().find<ProductPlan>(
-        {size.summed, size.rows, size.columns, size.transposes_left, static_cast<int64_t>(type), cut.rows, cut.columns},
+        {size.summed, size.rows, size.columns, size.transposed, static_cast<int64_t>(type), cut.rows, cut.columns},
         [&] { return std::make_shared<ProductPlan>(size, type, cut); });
   const auto [left_row, left_column] = size.left_strides();
   const auto [right_row, right_column] = size.right_strides();

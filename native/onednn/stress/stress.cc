@@ -175,7 +175,7 @@ void stress_products() {
   const int64_t kMembers = 3;
   ThreadPool pool(4);
   const auto run = [&](int64_t rows) {
-    const jaxnn::ProductSize size{300, rows, 150, rows % 2 == 0};
+    const jaxnn::ProductSize size{300, rows, 150, static_cast<jaxnn::ProductSize::Transposed>(rows / 15 % 3)};
     std::array<std::vector<float>, 3> arrays{std::vector<float>(kMembers * size.summed * size.rows),
                                              std::vector<float>(kMembers * size.summed * size.columns),
                                              std::vector<float>(kMembers * size.rows * size.columns)};
