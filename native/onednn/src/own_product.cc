@@ -26,6 +26,10 @@ using Eight = Vector<kLanes>;
 template <int kRows>
 JAXNN_AVX2 void multiply_tile(const Matrix& left, const float* panel, int64_t depth, bool is_first, float* result,
                               int64_t stride) {
+  JAXNN_UNROLL for (int i = 0; i < kRows; ++i) {  // what is written in the end may be far away
+    __builtin_prefetch(result + i * stride, 1);
+    __builtin_prefetch(result + i * stride + kTileColumns - 1, 1);
+  }
   Eight sums[kRows][kHalves];
   JAXNN_UNROLL for (int i = 0; i < kRows; ++i)
     JAXNN_UNROLL for (int j = 0; j < kHalves; ++j)
@@ -86,6 +90,15 @@ JAXNN_AVX2 void copy_panel(const Matrix& right, int64_t depth, int64_t columns, 
       panel[k * kTileColumns + j] = j < columns ? right.data[k * right.row_stride + j * right.column_stride] : 0;
 }
 
+// Fetches the lines `first` to `last`, of `depth` lines, of the panel that starts here into the caches.
+void fetch_panel(const Matrix& right, int64_t first, int64_t last) {
+  for (int64_t line = first; line < last; ++line) {
+    const int64_t along = line / kTileColumns * kTileColumns, column = line % kTileColumns;
+    __builtin_prefetch(right.data + (right.column_stride == 1 ? line * right.row_stride
+                                                              : along + column * right.column_stride));
+  }
+}
+
 // Copies [rows, depth] of a transposed matrix, whose rows are next to one another, to [rows / 6, depth, 6].
 JAXNN_AVX2 void copy_left(const Matrix& left, int64_t rows, int64_t depth, float* tiles) {
   for (int64_t first = 0; first < rows; first += kTileRows, tiles += depth * kTileRows) {
@@ -115,7 +128,11 @@ void multiply_avx2(const Matrix& left, const Matrix& right, int64_t rows, int64_
       const int64_t width = std::min<int64_t>(kTileColumns, columns - column);
       const float* const data = right.data + k * right.row_stride + column * right.column_stride;
       copy_panel({data, right.row_stride, right.column_stride}, depth, width, panel);
+      const Matrix next{data + kTileColumns * right.column_stride, right.row_stride, right.column_stride};
+      const int64_t lines = column + 2 * kTileColumns <= columns ? (depth * kTileRows + rows - 1) / rows : 0;
       for (int64_t row = 0; row < rows; row += kTileRows) {
+        const int64_t line = row / kTileRows * lines;
+        fetch_panel(next, std::min(line, depth), std::min(line + lines, depth));
         const int64_t height = std::min<int64_t>(kTileRows, rows - row);
         const Matrix tile = copies ? Matrix{tiles + row * depth, 1, kTileRows}
                                    : Matrix{from.data + row * left.row_stride, left.row_stride, 1};
