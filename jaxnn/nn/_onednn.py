@@ -197,8 +197,8 @@ def _evaluate_product_native(left: jax.Array, right: jax.Array, *, transposed: T
 
 def _batch_product(operands: Any, dims: Any, *, transposed: Transposed) -> tuple[jax.Array, int]:
     (size,) = {x.shape[dim] for x, dim in zip(operands, dims, strict=True) if dim is not None}
-    if transposed is None and None in dims:  # XLA multiplies what members share once
-        return jax.vmap(jnp.matmul, dims)(*operands), 0
+    if transposed != "left" and None in dims:  # what members share is not copied by XLA
+        return jax.vmap(functools.partial(_evaluate_product, transposed=transposed), dims)(*operands), 0
     members = (
         jnp.broadcast_to(x, (size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
         for x, dim in zip(operands, dims, strict=True)
