@@ -1,7 +1,7 @@
 """Native CPU kernels of jaxnn: importing this module registers them as targets of `jax.ffi.ffi_call`.
 
 - ``jaxnn_convolution(first, second)``: see ``src/convolution.cc``; `jaxnn.nn` calls it.
-- ``jaxnn_grow_trees(bins, gradients, hessians, units, columns, numbers)``: see ``src/trees.cc``; `jaxnn.trees` calls it.
+- ``jaxnn_grow_trees(bins, gradients, …)``: see ``src/trees.cc``; `jaxnn.trees` calls it.
 - ``jaxnn_lookup_sums(table, ids)``, ``jaxnn_lookup_gradient(ids, sums)``: see ``src/lookup.cc``; `jaxnn.nn` calls them.
 - ``jaxnn_lstm(products, kernel, c, h)`` and ``jaxnn_lstm_backward(…)``: see ``src/lstm.h``; `jaxnn.nn` calls them.
 - ``jaxnn_product(left, right, transposed)``: ``left @ right``, of which one may be transposed; `jaxnn.nn` calls it.
