@@ -92,11 +92,14 @@ def make_train(
     config = experiment.config
 
     def train(state: TrainState, totals: Totals, examples: Examples) -> tuple[TrainState, Totals]:
+        augment_key = None
+        if is_augmented(spec.source):  # random numbers take long to lower, also those that are not used
+            augment_key = jax.random.fold_in(jax.random.key(config.seed), AUGMENT_STREAM)
+
         def make_batch(row: Any, step: jax.Array) -> Any:
             batch = layout.constrain(feed.batch(examples, row))
-            if is_augmented(spec.source):  # random numbers that nobody uses would be lowered, which takes long
-                key = jax.random.fold_in(jax.random.key(config.seed), AUGMENT_STREAM)
-                batch = spec.source.transform(batch, jax.random.fold_in(key, step))
+            if augment_key is not None:
+                batch = spec.source.transform(batch, jax.random.fold_in(augment_key, step))
             return layout.local_shard(layout.constrain(batch))
 
         # All batches of the call are chosen at once: far cheaper than one by one inside the scan.

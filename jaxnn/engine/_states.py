@@ -78,7 +78,6 @@ def bring_back(host: HostStates, population: Population, slots: np.ndarray) -> H
     """The rows of ``host`` with those in ``slots`` replaced by copies from the devices."""
     lanes = np.flatnonzero(slots != EMPTY)
     rows = slots.reshape(-1)[lanes]
-
     in_order = np.array_equal(slots.reshape(-1)[: len(host.bad_step)], np.arange(len(host.bad_step)))
 
     def replaced(old: np.ndarray, new: Array) -> np.ndarray:

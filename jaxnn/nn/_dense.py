@@ -75,10 +75,13 @@ class Dense(linen.Dense):
     dot_general: Callable[..., Any] | None = dot_general
 
 
+def _rows(array: jax.Array) -> jax.Array:
+    return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
+
+
 def _product(native: bool, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
     if native:
-        rows = inputs.reshape(math.prod(inputs.shape[:-1]), kernel.shape[0])
-        return product(rows, kernel).reshape(*inputs.shape[:-1], kernel.shape[1])
+        return product(_rows(inputs), kernel).reshape(*inputs.shape[:-1], kernel.shape[1])
     return lax.dot_general(inputs, kernel, (((inputs.ndim - 1,), (0,)), ((), ())))
 
 
@@ -88,8 +91,8 @@ def _product_backward(
     # JAX's own kernel gradient is (cotangent.T @ inputs).T. If the batch is sharded, XLA:CPU sums over devices before
     # it transposes, and the optimizer reads the result with strides: a wide network's step takes twice as long.
     inputs, kernel = saved
-    if native:  # at 1.3 to 2 times the speed
-        rows, of_rows = (array.reshape(-1, array.shape[-1]) for array in (inputs, cotangent))
+    if native:
+        rows, of_rows = _rows(inputs), _rows(cotangent)
         return product(of_rows, kernel, "right").reshape(inputs.shape), product(rows, of_rows, "left")
     summed = tuple(range(inputs.ndim - 1))
     to_inputs = lax.dot_general(cotangent, kernel, (((inputs.ndim - 1,), (1,)), ((), ())))

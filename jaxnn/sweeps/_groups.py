@@ -19,7 +19,7 @@ from jaxnn.record import config_json, leaf_fields
 from jaxnn.search import Points
 from jaxnn.steps import make_evaluate_step
 from jaxnn.sweeps._members import show_point
-from jaxnn.types import Array, ConfigError, Examples, Experiment, JaxnnError, Splits, suggest, warn
+from jaxnn.types import ConfigError, Examples, Experiment, JaxnnError, Splits, suggest, warn
 
 # An untraceable field is reported with the user's line, not with one of the libraries it calls.
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "jaxnn")
@@ -70,10 +70,6 @@ def with_values(experiment: Experiment[Any], values: Mapping[str, Any]) -> Exper
     """Returns the experiment of one member: its traced fields set to ``values``."""
     # Replacing nothing would still read all fields.
     return dataclasses.replace(experiment, config=with_fields(experiment.config, values)) if values else experiment
-
-
-def _traceable(config: Any, name: str) -> Array:
-    return jnp.asarray(operator.attrgetter(name)(config), jnp.uint32 if name == "seed" else None)
 
 
 @dataclasses.dataclass
@@ -252,7 +248,7 @@ def _failure(experiment: Experiment[Any], splits: Splits, names: Iterable[str]) 
     source = splits.train
 
     def everything(values: dict[str, jax.Array], examples: Examples) -> Any:
-        member = with_values(experiment, values)
+        member = with_values(experiment, {name: value[0] for name, value in values.items()})
         state = make_init(member, source)(examples)
         batch = source.transform(source.as_batch(examples), state.key)
         state, metrics = make_step(member)(state, batch)
@@ -260,8 +256,9 @@ def _failure(experiment: Experiment[Any], splits: Splits, names: Iterable[str]) 
         return sums, metrics
 
     try:
-        values = {name: _traceable(experiment.config, name) for name in names}
-        jax.eval_shape(everything, values, source.read(np.arange(experiment.config.batch_size)))
+        jax.eval_shape(
+            everything, traced_values([experiment], names), source.read(np.arange(experiment.config.batch_size))
+        )
     # The error depends on the code that meets a tracer: an if, a format, a library's check.
     except Exception as error:
         return error

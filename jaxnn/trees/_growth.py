@@ -30,10 +30,10 @@ class Tree(NamedTuple):
 
 
 # Makes functions that are traced once for all members of a sweep: tracing takes most of the time to start a small one.
-_traced_once = functools.partial(jax.jit, inline=True)
+traced_once = functools.partial(jax.jit, inline=True)
 
 
-@_traced_once
+@traced_once
 def fixed_point(gradient: Array, hessian: Array) -> tuple[Array, Array]:
     """Rounds gradients and Hessians ``[rows]`` to ``[rows, 2]`` int32, and returns the size ``[2]`` of one unit.
 
@@ -145,7 +145,7 @@ def grow(bins: Array, gradient: Array, hessian: Array, columns: Array, growth: G
         return _grow(bins, pairs, unit, columns, growth)
 
 
-@functools.partial(_traced_once, static_argnames="growth")
+@functools.partial(traced_once, static_argnames="growth")
 def _grow_natively(
     bins: Array, gradient: Array, hessian: Array, unit: Array, columns: Array, numbers: tuple[Any, ...], growth: Growth
 ) -> tuple[Tree, Array]:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.scipy.special import logit
 
-from jaxnn.trees._growth import fixed_point
+from jaxnn.trees._growth import fixed_point, traced_once
 from jaxnn.types import Array, ConfigError, check_int
 
 
@@ -61,7 +61,7 @@ def derivatives(objective: Objective, scores: Any, targets: Any, queries: Any, w
     return losses, *(jnp.reshape(each, scores.shape) for each in found)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), inline=True)  # traced once for all members of a sweep
+@functools.partial(traced_once, static_argnums=(0, 1))
 def _by_row(loss: Callable[..., Array], hessian: Callable[..., Array] | None, scores: Any, targets: Any) -> Any:
     second = jax.hessian(loss)
     hessian = hessian or (lambda score, target: jnp.diag(jnp.atleast_2d(second(score, target))))

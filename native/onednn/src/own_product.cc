@@ -142,7 +142,8 @@ void multiply_avx2(const Matrix& left, const Matrix& right, int64_t rows, int64_
           multiply(tile, panel, depth, k == 0, to, stride);
           continue;
         }
-        for (int64_t i = 0; i < height; ++i) std::copy_n(to + i * stride, width, edge + i * kTileColumns);
+        if (k > 0)
+          for (int64_t i = 0; i < height; ++i) std::copy_n(to + i * stride, width, edge + i * kTileColumns);
         multiply(tile, panel, depth, k == 0, edge, kTileColumns);
         for (int64_t i = 0; i < height; ++i) std::copy_n(edge + i * kTileColumns, width, to + i * stride);
       }

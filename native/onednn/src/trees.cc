@@ -437,8 +437,8 @@ class Grower {
   void write_left_bins(const Node& node, uint32_t* words) {
     int order[kBins];
     const Split& split = node.split;
-    ordered_bins(histogram_of(node, split.column), is_categorical_[split.column], s_, order);
     const int64_t* sums = histogram_of(node, split.column);
+    ordered_bins(sums, is_categorical_[split.column], s_, order);
     int last = 0;
     for (int left = split.last; left > 0;) left -= sums[order[++last]] != 0;
     for (int i = 0; i <= last; ++i) words[order[i] / 32] |= uint32_t{1} << (order[i] % 32);
