@@ -2,17 +2,20 @@
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import itertools
 import math
 import re
 import threading
 import time
+import types
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 # Operations of cuDNN, with the products of their gradient as a multiple of those forward.
@@ -20,6 +23,7 @@ _CUDNN = {"rnn_fwd": 1, "rnn": 1, "rnn_bwd": 2}
 _CUDNN |= {"dot_product_attention_fwd_wrapper": 1, "dot_product_attention_bwd_wrapper": 2}
 # The last two are those of nn.Dense and nn.Conv.
 _PRODUCTS = "dot_general", "conv_general_dilated", "ragged_dot_general", "dense_product", "channels_last_convolution"
+_WITH_DERIVATIVES = "custom_jvp_call", "custom_vjp_call"
 # The named scopes in which `jaxnn.nn` traces its implementations; a test compares the two.
 _SCOPE = re.compile(r"\bjaxnn\.(\w+)\.(\w+)")
 
@@ -58,7 +62,7 @@ _MOST_EXECUTABLES = 64
 class Lowered(NamedTuple):
     """A program that is traced and lowered, ready to be compiled in any thread, and its entry so far."""
 
-    program: jax.stages.Lowered
+    program: jax.stages.Lowered | jax.stages.Compiled  # the latter if this process compiled an equal one before
     entry: Compilation
     key: Hashable = None  # equal for programs that may share an executable; None: not shared
 
@@ -67,13 +71,11 @@ class Lowered(NamedTuple):
 
         A program that this process compiled before, and that is among the last 64, is not compiled again.
         """
-        started = time.perf_counter()
-        if self.key is not None and (known := _EXECUTABLES.pop(self.key, None)) is not None:
-            _EXECUTABLES[self.key] = known  # the last
-            seconds = time.perf_counter() - started
-            return known, dataclasses.replace(
-                self.entry, compile_seconds=seconds, cache_hit=True, temporary_bytes=temporary_bytes(known)
+        if isinstance(self.program, jax.stages.Compiled):
+            return self.program, dataclasses.replace(
+                self.entry, cache_hit=True, temporary_bytes=temporary_bytes(self.program)
             )
+        started = time.perf_counter()
         thread = threading.get_ident()
         saved: list[float] = []  # seconds that hits of the persistent cache on this thread save, as JAX reports them
 
@@ -108,28 +110,72 @@ def lower_ahead(function: Callable[..., Any], name: str, cause: str, *args: Any,
     started = time.perf_counter()
     traced = jax.jit(function, **jit_options).trace(*args)
     traced_at = time.perf_counter()
-    lowered = traced.lower()
-    key = _executable_key(lowered, args, jit_options)
-    return Lowered(lowered, Compilation(name, cause, traced_at - started, time.perf_counter() - traced_at), key)
+    key = _executable_key(traced, args, jit_options)
+    if (known := _EXECUTABLES.pop(key, None)) is not None:
+        _EXECUTABLES[key] = known  # the last
+    program = known or traced.lower()
+    return Lowered(program, Compilation(name, cause, traced_at - started, time.perf_counter() - traced_at), key)
 
 
-def _executable_key(lowered: jax.stages.Lowered, args: Any, jit_options: Any) -> Hashable:
+def _executable_key(traced: jax.stages.Traced, args: Any, jit_options: Any) -> Hashable:
     """All that an executable is compiled from: the program, the structures around it, and its devices."""
-    text = lowered.as_text()
-    if "callback" in text:  # of a Python function, which the text does not identify
-        return None
-    # Also of arguments that the program does not use, which the text lacks.
-    given = tuple(repr(info) for info in jax.tree.leaves(lowered.args_info))
+    # Also of arguments that the program does not use.
+    given = tuple(repr(info) for info in jax.tree.leaves(traced.args_info))
     places = tuple(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
     options, structure = jax.tree.flatten(jit_options)
-    digest = hashlib.sha256(text.encode()).digest()
     device = jax.config.jax_default_device
-    key = digest, lowered.in_tree, lowered.out_tree, given, places, tuple(options), structure, device
     try:
+        program = _contents(traced.jaxpr)
+        key = program, traced.in_tree, traced.out_tree, given, places, tuple(options), structure, device
         hash(key)
-    except TypeError:  # a structure with values that have no hash
+    except TypeError:  # a value without a hash, or a function
         return None
     return key
+
+
+def _contents(value: Any) -> Hashable:
+    """What is equal for two jaxprs, or parameters of equations, only if they are lowered to the same program.
+
+    TypeError for functions, of which this is not known: those that a program calls back, for example.
+    """
+    match value:
+        case core.Jaxpr() | core.ClosedJaxpr():  # which JAX 0.12 made one class
+            jaxpr, numbers = (
+                getattr(value, "jaxpr", value),
+                collections.defaultdict[Any, int](itertools.count().__next__),
+            )
+
+            def atoms(of: Sequence[Any]) -> Hashable:
+                """Numbers of variables, in order of appearance, and values of literals; and their types."""
+                return tuple(
+                    (_contents(atom.val) if isinstance(atom, core.Literal) else numbers[atom], atom.aval) for atom in of
+                )
+
+            def equation(of: Any) -> Hashable:
+                # Functions for derivatives are beside the jaxpr of the function itself.
+                jaxpr_only = of.primitive.name in _WITH_DERIVATIVES
+                parameters = {
+                    name: parameter
+                    for name, parameter in of.params.items()
+                    if not jaxpr_only or isinstance(parameter, core.Jaxpr | core.ClosedJaxpr)
+                }
+                return of.primitive, of.ctx, atoms(of.invars), atoms(of.outvars), _contents(parameters)
+
+            arguments = atoms([*jaxpr.constvars, *jaxpr.invars])
+            equations = tuple(map(equation, jaxpr.eqns))
+            return _contents(tuple(getattr(value, "consts", ()))), arguments, equations, atoms(jaxpr.outvars)
+        case np.ndarray() | np.generic() | jax.Array() if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+            array, is_weak = np.asarray(value), getattr(value, "weak_type", False)
+            return array.shape, array.dtype, is_weak, hashlib.sha256(array.tobytes()).digest()
+        case float() | complex():
+            return type(value), repr(value)  # of which 0.0 and -0.0 differ
+        case dict():
+            return tuple((name, _contents(each)) for name, each in value.items())
+        case tuple() | list() if type(value) in (tuple, list):
+            return type(value), *map(_contents, value)
+        case types.FunctionType() | types.MethodType() | functools.partial():
+            raise TypeError("a function")
+    return type(value), value
 
 
 def temporary_bytes(compiled: Any) -> int:

@@ -74,6 +74,39 @@ def test_an_equal_program_is_not_compiled_again() -> None:
     assert other[0](jnp.ones(3), jnp.ones(2)).tolist() == [5.25] * 3  # y is another argument, which no code reads
 
 
+def test_an_equal_program_is_not_lowered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program() -> Callable[[jax.Array], jax.Array]:
+        table = np.arange(3.0, dtype=np.float32)
+
+        @jax.jit
+        def step(x: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
+            return jax.nn.relu(x * row + jax.random.normal(jax.random.key(5), x.shape)), None
+
+        return lambda x: jax.lax.scan(step, x, table[:, None])[0]
+
+    first = lower_ahead(program(), "scan", "test", jnp.ones(2)).compile()[0]
+    monkeypatch.delattr(jax.stages.Traced, "lower")
+    assert lower_ahead(program(), "scan", "test", jnp.ones(2)).compile()[0] is first
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (lambda x: x * 0.0, lambda x: x * -0.0),
+        (lambda x: x + np.float32([1.0, 2.0]), lambda x: x + np.float32([1.0, 3.0])),
+        (lambda x: x * x[0], lambda x: x * x[1]),
+        (lambda x: jnp.sin(jnp.cos(x)), lambda x: (jnp.sin(x), jnp.cos(x))[1]),
+        (lambda x: jnp.sum(x, keepdims=True) - x, lambda x: x - jnp.sum(x, keepdims=True)),
+        (lambda x: (x, x), lambda x: [x, x]),
+    ],
+)
+def test_programs_that_differ_do_not_share_an_executable(pair: tuple[Callable[..., Any], ...]) -> None:
+    x = jnp.float32([-1.0, 2.0])
+    for function in pair:
+        result = lower_ahead(function, "one", "test", x).compile()[0](x)
+        assert str(result) == str(function(x))
+
+
 def test_programs_that_call_python_do_not_share_it() -> None:
     for factor in (2.0, 3.0):
 
