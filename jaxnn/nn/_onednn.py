@@ -170,8 +170,9 @@ def product_obstacle(inputs: jax.Array, kernel: jax.Array, *, requested: bool) -
 
 def product(left: jax.Array, right: jax.Array, transposed: Transposed = None) -> jax.Array:
     """``left @ right`` of matrices, one of which may be ``transposed`` before; `product_obstacle` was None."""
-    # Other products than of a transposed left matrix are faster by XLA than by oneDNN.
-    if transposed != "left" and (left.dtype != jnp.float32 or not onednn_package().has_own_product()):
+    # A product of a transposed left matrix always is faster than XLA's.
+    is_fast = left.dtype == jnp.float32 and onednn_package().has_fast_products(left.shape[-2])
+    if transposed != "left" and not is_fast:
         return _evaluate_product(left, right, transposed=transposed)
     result: jax.Array = _product.bind(left, right, transposed=transposed)
     return result

@@ -47,7 +47,7 @@ def _load() -> ctypes.CDLL:
 
 _library = _load()
 _library.jaxnn_has_bfloat16.restype = ctypes.c_bool
-_library.jaxnn_has_own_product.restype = ctypes.c_bool
+_library.jaxnn_has_fast_products.restype = ctypes.c_bool
 _library.jaxnn_num_plans.restype = ctypes.c_int64
 for _name in TARGETS:
     jax.ffi.register_ffi_target(_name, jax.ffi.pycapsule(getattr(_library, _name)), platform="cpu")
@@ -58,9 +58,9 @@ def has_bfloat16() -> bool:
     return bool(_library.jaxnn_has_bfloat16())
 
 
-def has_own_product() -> bool:
-    """Whether products in float32 are this package's own, which are faster than those of XLA, transposed or not."""
-    return bool(_library.jaxnn_has_own_product())
+def has_fast_products(rows: int) -> bool:
+    """Whether on this CPU products of so many rows in float32 are faster than those of XLA, transposed or not."""
+    return bool(_library.jaxnn_has_fast_products(ctypes.c_int64(rows)))
 
 
 def num_plans() -> int:
