@@ -81,11 +81,11 @@ template <typename Pool>
 void multiply(Pool& pool, const ProductSize& size, Type type, const std::array<char*, 3>& arrays, int64_t members) {
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1), needed = threads / std::gcd(threads, members);
   const OwnProduct own = type == Type::f32 ? own_product(effective_isa()) : nullptr;
-  // Of our own products several for each thread, since threads are not equally fast; of a transposed left matrix fewer,
-  // since each block copies its rows, and of members that fill the threads one.
-  const int64_t each = needed == 1 ? 1 : size.transposed == ProductSize::kLeft ? 2 : 8;
+  // Several for each thread, since threads are not equally fast and start one after another; fewer of oneDNN's, and of
+  // a transposed left matrix, since each block copies its rows; and of members that fill the threads one.
+  const int64_t each = needed == 1 ? 1 : !own || size.transposed == ProductSize::kLeft ? 2 : 8;
   const Blocks cut = own ? Blocks(size, each * needed, 192, kTileRows, kTileColumns)
-                         : Blocks(size, needed, std::max(size.rows, size.columns), 16, 16);
+                         : Blocks(size, each * needed, std::max(size.rows, size.columns), 16, 16);
   std::shared_ptr<const ProductPlan> plan;
   if (!own)
     plan = PlanCache::instance().find<ProductPlan>(
