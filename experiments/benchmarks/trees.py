@@ -1,7 +1,7 @@
 """Boosted trees of jaxnn, LightGBM, XGBoost, scikit-learn and CatBoost: four tables, and 64 small models.
 
 Claim     the test metric of jaxnn is that of LightGBM and XGBoost; with its native kernel and once compiled, jaxnn fits
-          100,000 rows faster than scikit-learn and LightGBM, and 64 models in 0.4 to 0.6 of LightGBM's time
+          100,000 rows faster than scikit-learn and LightGBM, and 64 models in 0.3 to 0.5 of LightGBM's time
           (results: docs/performance.md)
 Command   make onednn && python experiments/benchmarks/trees.py --python .venv-peers/bin/python
 

@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.nn._layer_arguments import choose, compute_capability, map_rows, scope, shard_rows
-from jaxnn.nn._memory_efficient_attention import BLOCK, memory_efficient_attention
+from jaxnn.nn._layer_arguments import batch_sharding, choose, compute_capability, map_rows, scope, shard_rows
+from jaxnn.nn._memory_efficient_attention import BLOCK, memory_efficient_attention, native_attention
+from jaxnn.nn._onednn import native_obstacle, onednn_package
 from jaxnn.types import ConfigError
 
+_FEW_HEADS, _FEW_SCORES = 4, 2**14
 _MAX_SCORES_BYTES = 2**23  # beyond, with several blocks, "memory_efficient" is measured to be faster on CPU too
 
 
@@ -36,7 +38,8 @@ def attention(
     key, or that is padding, gives zeros and has no gradient; NaN in padding queries, or in keys and values that
     ``lengths`` or ``mask`` hide from all queries, has no effect.
 
-    ``"math"`` materializes all scores; ``"memory_efficient"`` never does and takes no bias; both compute in float32 or
+    ``"native"`` is a kernel of the package of ``make onednn``, for float32 on a CPU, without mask and bias. ``"math"``
+    materializes all scores; ``"memory_efficient"`` never does and takes no bias; both compute in float32 or
     wider. ``"xla"`` is JAX's own, with a float32 softmax for float64 too; ``"cudnn"`` is JAX's on an NVIDIA GPU in half
     precision, without forward mode. A function is called as ``jax.nn.dot_product_attention(query, key, value, bias,
     mask, scale=…, is_causal=…)``; the mask includes lengths.
@@ -233,7 +236,39 @@ def _by_function(args: _Arguments, compute: Callable[..., jax.Array], **options:
     return jnp.where(visible.any(-1, keepdims=True).swapaxes(1, 2), out, 0)
 
 
-_IMPLEMENTATIONS = {"math": _math, "memory_efficient": _memory_efficient, "xla": _xla, "cudnn": _cudnn}
+def _native(args: _Arguments) -> jax.Array:
+    batch, num_keys = args.key.shape[:2]
+    lengths = jnp.full(batch, num_keys, jnp.int32) if args.lengths is None else args.lengths
+    run = map_rows(native_attention(args.causal), batch, (0,) * 4, 0)
+    out: jax.Array = run(args.query * jnp.asarray(args.scale, args.query.dtype), args.key, args.value, lengths)
+    return out
+
+
+def _native_obstacle(args: _Arguments, given: str | None) -> str | None:
+    if (obstacle := native_obstacle("jaxnn_attention")) is not None:
+        return obstacle
+    if not onednn_package().has_attention():
+        return "this CPU lacks AVX2"
+    if args.query.dtype != jnp.float32:
+        return f"it computes in float32, not in {args.query.dtype}"
+    if args.mask is not None or args.bias is not None:
+        return "it takes neither mask nor bias"
+    if not all(isinstance(size, int) for array in args[:3] for size in array.shape):
+        return "a size is symbolic"
+    batch, num_queries, heads, _ = args.query.shape
+    if batch_sharding(0) is not None and batch_sharding(batch) is None:
+        return "devices share the batch, whose axis is not the first"  # XLA would give each all rows
+    few = batch * heads < _FEW_HEADS or batch * heads * num_queries * args.key.shape[1] < _FEW_SCORES
+    return "there are few heads or scores, for which it is not faster" if few and given is None else None
+
+
+_IMPLEMENTATIONS = {
+    "native": _native,
+    "math": _math,
+    "memory_efficient": _memory_efficient,
+    "xla": _xla,
+    "cudnn": _cudnn,
+}
 
 
 def _heads_first(args: _Arguments) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -257,7 +292,14 @@ def _obstacles(args: _Arguments, given: str | None) -> dict[str, str | None]:
     old = 0 < compute_capability() < 8 and args.query.dtype == jnp.bfloat16
     xla_obstacle = "its bfloat16 products need an NVIDIA GPU of compute capability 8.0 or above" if old else None
     cudnn_obstacle = _cudnn_obstacle(args)
-    return {"math": size_obstacle, "memory_efficient": bias_obstacle, "xla": xla_obstacle, "cudnn": cudnn_obstacle}
+    native = _native_obstacle(args, given)
+    return {
+        "native": native,
+        "math": size_obstacle,
+        "memory_efficient": bias_obstacle,
+        "xla": xla_obstacle,
+        "cudnn": cudnn_obstacle,
+    }
 
 
 def _cudnn_obstacle(args: _Arguments) -> str | None:

@@ -30,7 +30,7 @@ _PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "gpu": ("cudnn", "fused_inputs"),
         "other": ("fused_inputs", "cudnn"),
     },
-    "attention": {"cpu": ("math", "memory_efficient"), "gpu": _GPU_ATTENTION, "other": ("xla",)},
+    "attention": {"cpu": ("native", "math", "memory_efficient"), "gpu": _GPU_ATTENTION, "other": ("xla",)},
     "normalization": {"cpu": ("custom_vjp", "xla"), "other": ("xla", "custom_vjp")},
     "trees": {"cpu": ("native", "histograms"), "other": ("histograms",)},
     "histogram": {"cpu": ("by_column", "all_columns"), "other": ("all_columns", "by_column")},

@@ -18,7 +18,7 @@ from jax.custom_batching import sequential_vmap
 from jax.experimental import rnn
 from jax.typing import DTypeLike
 
-from jaxnn.nn._custom_vjp import custom_vjp
+from jaxnn.nn._custom_vjp import custom_vjp, native_or_xla
 from jaxnn.nn._dense import dot_general
 from jaxnn.nn._layer_arguments import compute_capability, map_rows
 from jaxnn.nn._onednn import native_obstacle
@@ -215,15 +215,8 @@ def _backward_by_xla(saved: Any, cotangents: Any) -> Any:
     return _lstm_backward((gates, c, kernel, carry), cotangents)
 
 
-def _differentiable(native: Callable[..., Any], by_xla: Callable[..., Any]) -> Callable[..., Any]:
-    """The native form with the derivatives of the other, which programs for other platforms have."""
-    function = jax.custom_jvp(lambda *args: jax.lax.platform_dependent(*args, cpu=native, default=by_xla))
-    function.defjvp(lambda primals, tangents: jax.jvp(by_xla, primals, tangents))
-    return function
-
-
-_all_steps = _differentiable(_native_forward, _forward_by_xla)
-native_lstm.defvjp(_all_steps, _differentiable(_native_backward, _backward_by_xla), push_forward=True)
+_all_steps = native_or_xla(_native_forward, _forward_by_xla)
+native_lstm.defvjp(_all_steps, native_or_xla(_native_backward, _backward_by_xla), push_forward=True)
 
 
 @custom_vjp

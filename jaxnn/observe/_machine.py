@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import importlib.metadata
 import math
 import operator
@@ -209,7 +208,6 @@ def _left_in_container() -> int | None:
     return None if limit == "max" else int(limit) - taken + int(counts.get("inactive_file", 0))
 
 
-@functools.cache
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)

@@ -1,5 +1,7 @@
 """Native CPU kernels of jaxnn: importing this module registers them as targets of `jax.ffi.ffi_call`.
 
+- ``jaxnn_attention(query, key, value, lengths, causal)`` and ``jaxnn_attention_backward(…)``: see ``src/attention.h``;
+  `jaxnn.nn` calls them.
 - ``jaxnn_convolution(first, second)``: see ``src/convolution.cc``; `jaxnn.nn` calls it.
 - ``jaxnn_grow_trees(bins, gradients, …)``: see ``src/trees.cc``; `jaxnn.trees` calls it.
 - ``jaxnn_lookup_sums(table, ids)``, ``jaxnn_lookup_gradient(ids, sums)``: see ``src/lookup.cc``; `jaxnn.nn` calls them.
@@ -17,6 +19,8 @@ import pathlib
 import jax
 
 TARGETS = (
+    "jaxnn_attention",
+    "jaxnn_attention_backward",
     "jaxnn_convolution",
     "jaxnn_grow_trees",
     "jaxnn_lookup_gradient",
@@ -46,11 +50,17 @@ def _load() -> ctypes.CDLL:
 
 
 _library = _load()
+_library.jaxnn_has_attention.restype = ctypes.c_bool
 _library.jaxnn_has_bfloat16.restype = ctypes.c_bool
 _library.jaxnn_has_fast_products.restype = ctypes.c_bool
 _library.jaxnn_num_plans.restype = ctypes.c_int64
 for _name in TARGETS:
     jax.ffi.register_ffi_target(_name, jax.ffi.pycapsule(getattr(_library, _name)), platform="cpu")
+
+
+def has_attention() -> bool:
+    """Whether this CPU has the instructions that attention needs: AVX2."""
+    return bool(_library.jaxnn_has_attention())
 
 
 def has_bfloat16() -> bool:

@@ -18,43 +18,51 @@ namespace jaxnn {
 
 namespace {
 
-constexpr int kLanes = 8, kHalves = kTileColumns / kLanes;
-constexpr int64_t kDepth = 256;  // of a panel
-using Eight = Vector<kLanes>;
+constexpr int64_t kDepth = 256;   // of a panel
+constexpr int64_t kLine = 16;     // floats of a cache line
+constexpr int kPanel = 2;         // vectors in a row of a panel
 
-// Adds the product of [rows, depth] and a panel [depth, 16] to the result, or writes it if it is the first.
-template <int kRows>
-JAXNN_AVX2 void multiply_tile(const Matrix& left, const float* panel, int64_t depth, bool is_first, float* result,
-                              int64_t stride) {
-  JAXNN_UNROLL for (int i = 0; i < kRows; ++i) {  // what is written in the end may be far away
-    __builtin_prefetch(result + i * stride, 1);
-    __builtin_prefetch(result + i * stride + kTileColumns - 1, 1);
-  }
-  Eight sums[kRows][kHalves];
+// Adds the product of [rows, depth] and a panel [depth, columns] to the result, or writes it if it is the first.
+template <int kLanes, int kRows>
+JAXNN_INLINE void multiply_tile(const Matrix& left, const float* panel, int64_t depth, bool is_first, float* result,
+                                int64_t stride) {
+  using V = Vector<kLanes>;
+  JAXNN_UNROLL for (int i = 0; i < kRows; ++i)  // what is written in the end may be far away
+    JAXNN_UNROLL for (int j = 0; j < kPanel * kLanes; j += kLine) __builtin_prefetch(result + i * stride + j, 1);
+  V sums[kRows][kPanel];
   JAXNN_UNROLL for (int i = 0; i < kRows; ++i)
-    JAXNN_UNROLL for (int j = 0; j < kHalves; ++j)
-      sums[i][j] = is_first ? Eight{} : load<kLanes>(result + i * stride + j * kLanes);
+    JAXNN_UNROLL for (int j = 0; j < kPanel; ++j)
+      sums[i][j] = is_first ? V{} : load<kLanes>(result + i * stride + j * kLanes);
   const float* from = left.data;
   const int64_t row = left.row_stride, step = left.column_stride;
-  for (int64_t k = 0; k < depth; ++k, from += step, panel += kTileColumns) {
-    const Eight first = load<kLanes>(panel), second = load<kLanes>(panel + kLanes);
+  for (int64_t k = 0; k < depth; ++k, from += step, panel += kPanel * kLanes) {
+    V parts[kPanel];
+    JAXNN_UNROLL for (int j = 0; j < kPanel; ++j) parts[j] = load<kLanes>(panel + j * kLanes);
     JAXNN_UNROLL for (int i = 0; i < kRows; ++i) {
-      const Eight factor = from[i * row] - Eight{};  // with a sum, 0 + -0 would have to be computed
-      sums[i][0] += factor * first;
-      sums[i][1] += factor * second;
+      const V factor = from[i * row] - V{};  // with a sum, 0 + -0 would have to be computed
+      JAXNN_UNROLL for (int j = 0; j < kPanel; ++j) sums[i][j] += factor * parts[j];
     }
   }
   JAXNN_UNROLL for (int i = 0; i < kRows; ++i)
-    JAXNN_UNROLL for (int j = 0; j < kHalves; ++j) store<kLanes>(sums[i][j], result + i * stride + j * kLanes);
+    JAXNN_UNROLL for (int j = 0; j < kPanel; ++j) store<kLanes>(sums[i][j], result + i * stride + j * kLanes);
 }
 
-using MultiplyTile = void (*)(const Matrix&, const float*, int64_t, bool, float*, int64_t);
-constexpr MultiplyTile kMultiplyTile[kTileRows + 1] = {nullptr,          multiply_tile<1>, multiply_tile<2>,
-                                                       multiply_tile<3>, multiply_tile<4>, multiply_tile<5>,
-                                                       multiply_tile<6>};
+// Copies rows of a transposed matrix, which are next to one another, to [depth, rows].
+template <int kRows>
+void copy_tile(const Matrix& left, int64_t depth, float* tile) {
+  const float* from = left.data;
+  for (int64_t k = 0; k < depth; ++k, from += left.column_stride, tile += kRows)
+    std::memcpy(tile, from, kRows * sizeof(float));
+}
 
-// Eight rows of eight, `stride` apart, to rows of the panel.
-JAXNN_AVX2 void transpose(const float* from, int64_t stride, float* panel) {
+// What is compiled for each number of rows of a tile.
+struct Tile {
+  void (*multiply)(const Matrix& left, const float* panel, int64_t depth, bool is_first, float* result, int64_t stride);
+  void (*copy)(const Matrix& left, int64_t depth, float* tile);
+};
+
+// Eight rows of eight, `stride` apart, to rows of the panel, `width` apart.
+JAXNN_AVX2 void transpose(const float* from, int64_t stride, float* panel, int64_t width) {
   __m256 rows[8], pairs[8];
   for (int i = 0; i < 8; ++i) rows[i] = _mm256_loadu_ps(from + i * stride);
   for (int i = 0; i < 8; i += 2) {
@@ -67,97 +75,116 @@ JAXNN_AVX2 void transpose(const float* from, int64_t stride, float* panel) {
       rows[i + 2 * j + 1] = _mm256_shuffle_ps(pairs[i + j], pairs[i + j + 2], 0xee);
     }
   for (int i = 0; i < 4; ++i) {
-    _mm256_storeu_ps(panel + i * kTileColumns, _mm256_permute2f128_ps(rows[i], rows[i + 4], 0x20));
-    _mm256_storeu_ps(panel + (i + 4) * kTileColumns, _mm256_permute2f128_ps(rows[i], rows[i + 4], 0x31));
+    _mm256_storeu_ps(panel + i * width, _mm256_permute2f128_ps(rows[i], rows[i + 4], 0x20));
+    _mm256_storeu_ps(panel + (i + 4) * width, _mm256_permute2f128_ps(rows[i], rows[i + 4], 0x31));
   }
 }
 
-// Copies [depth, columns], of at most 16 columns, to the panel, with zeros behind.
-JAXNN_AVX2 void copy_panel(const Matrix& right, int64_t depth, int64_t columns, float* panel) {
+// Copies [depth, columns] to a panel of `kColumns`, with zeros behind.
+template <int kLanes>
+JAXNN_INLINE void copy_panel(const Matrix& right, int64_t depth, int64_t columns, float* panel) {
+  constexpr int kColumns = kPanel * kLanes;
   int64_t k = 0;
-  if (columns == kTileColumns && right.column_stride == 1)
+  if (columns == kColumns && right.column_stride == 1)
     for (; k < depth; ++k)
-      for (int j = 0; j < kHalves; ++j)
-        store<kLanes>(load<kLanes>(right.data + k * right.row_stride + j * kLanes),
-                      panel + k * kTileColumns + j * kLanes);
-  else if (columns == kTileColumns && right.row_stride == 1)
-    for (; k + kLanes <= depth; k += kLanes)
-      for (int j = 0; j < kHalves; ++j)
-        transpose(right.data + k + j * kLanes * right.column_stride, right.column_stride,
-                  panel + k * kTileColumns + j * kLanes);
+      for (int j = 0; j < kColumns; j += kLanes)
+        store<kLanes>(load<kLanes>(right.data + k * right.row_stride + j), panel + k * kColumns + j);
+  else if (columns == kColumns && right.row_stride == 1)
+    for (; k + 8 <= depth; k += 8)
+      for (int j = 0; j < kColumns; j += 8)
+        transpose(right.data + k + j * right.column_stride, right.column_stride, panel + k * kColumns + j, kColumns);
   for (; k < depth; ++k)
-    for (int64_t j = 0; j < kTileColumns; ++j)
-      panel[k * kTileColumns + j] = j < columns ? right.data[k * right.row_stride + j * right.column_stride] : 0;
+    for (int64_t j = 0; j < kColumns; ++j)
+      panel[k * kColumns + j] = j < columns ? right.data[k * right.row_stride + j * right.column_stride] : 0;
 }
 
-// Fetches the lines `first` to `last`, of `depth` lines, of the panel that starts here into the caches.
-void fetch_panel(const Matrix& right, int64_t first, int64_t last) {
-  for (int64_t line = first; line < last; ++line) {
-    const int64_t along = line / kTileColumns * kTileColumns, column = line % kTileColumns;
-    __builtin_prefetch(right.data + (right.column_stride == 1 ? line * right.row_stride
-                                                              : along + column * right.column_stride));
-  }
+// Fetches the cache lines `first` to `last` of the panel that starts here into the caches.
+template <int kColumns>
+JAXNN_INLINE void fetch_panel(const Matrix& right, int64_t first, int64_t last) {
+  constexpr int64_t kAcross = kColumns / kLine;
+  for (int64_t line = first; line < last; ++line)
+    __builtin_prefetch(right.data + (right.column_stride == 1
+                                         ? line / kAcross * right.row_stride + line % kAcross * kLine
+                                         : line / kColumns * kLine + line % kColumns * right.column_stride));
 }
 
-// Copies [rows, depth] of a transposed matrix, whose rows are next to one another, to [rows / 6, depth, 6].
-JAXNN_AVX2 void copy_left(const Matrix& left, int64_t rows, int64_t depth, float* tiles) {
-  for (int64_t first = 0; first < rows; first += kTileRows, tiles += depth * kTileRows) {
-    const float* from = left.data + first;
-    const int64_t count = std::min<int64_t>(kTileRows, rows - first), step = left.column_stride;
-    for (int64_t k = 0; k < depth; ++k) {
-      float* to = tiles + k * kTileRows;
-      if (count == kTileRows) std::memcpy(to, from + k * step, kTileRows * sizeof(float));
-      else std::copy_n(from + k * step, count, to);
-    }
-  }
-}
-
-void multiply_avx2(const Matrix& left, const Matrix& right, int64_t rows, int64_t columns, int64_t summed,
-                   float* result, int64_t stride) {
+template <int kLanes, int kTileRows>
+JAXNN_INLINE void multiply_blocks(const Tile (&kTiles)[kTileRows + 1], const Matrix& left, const Matrix& right,
+                                  int64_t rows, int64_t columns, int64_t summed, float* result, int64_t stride,
+                                  bool adds) {
+  constexpr int kColumns = kPanel * kLanes;
   thread_local Buffer kept_panel, kept_tiles;
-  float* const panel = reinterpret_cast<float*>(kept_panel.reserve(kDepth * kTileColumns * sizeof(float)));
+  float* const panel = reinterpret_cast<float*>(kept_panel.reserve(kDepth * kColumns * sizeof(float)));
   const bool copies = left.column_stride != 1;
   float* tiles = nullptr;
-  if (copies) tiles = reinterpret_cast<float*>(kept_tiles.reserve((rows + kTileRows) * kDepth * sizeof(float)));
-  float edge[kTileRows * kTileColumns];
+  if (copies) tiles = reinterpret_cast<float*>(kept_tiles.reserve(rows * kDepth * sizeof(float)));
+  // Tiles as high as the others: a low one has too few sums to fill the processor.
+  const int64_t num_tiles = (rows + kTileRows - 1) / kTileRows, tile_rows = (rows + num_tiles - 1) / num_tiles;
+  float edge[kTileRows * kColumns];
   for (int64_t k = 0; k < summed; k += kDepth) {
     const int64_t depth = std::min(kDepth, summed - k);
-    const Matrix from{left.data + k * left.column_stride, left.row_stride, left.column_stride};
-    if (copies) copy_left(from, rows, depth, tiles);
-    for (int64_t column = 0; column < columns; column += kTileColumns) {
-      const int64_t width = std::min<int64_t>(kTileColumns, columns - column);
+    const float* const from = left.data + k * left.column_stride;
+    const bool is_first = k == 0 && !adds;
+    if (copies)
+      for (int64_t row = 0; row < rows; row += tile_rows)
+        kTiles[std::min(tile_rows, rows - row)].copy({from + row, 1, left.column_stride}, depth, tiles + row * depth);
+    for (int64_t column = 0; column < columns; column += kColumns) {
+      const int64_t width = std::min<int64_t>(kColumns, columns - column);
       const float* const data = right.data + k * right.row_stride + column * right.column_stride;
-      copy_panel({data, right.row_stride, right.column_stride}, depth, width, panel);
-      const Matrix next{data + kTileColumns * right.column_stride, right.row_stride, right.column_stride};
-      const int64_t lines = column + 2 * kTileColumns <= columns ? (depth * kTileRows + rows - 1) / rows : 0;
-      for (int64_t row = 0; row < rows; row += kTileRows) {
-        const int64_t line = row / kTileRows * lines;
-        fetch_panel(next, std::min(line, depth), std::min(line + lines, depth));
-        const int64_t height = std::min<int64_t>(kTileRows, rows - row);
-        const Matrix tile = copies ? Matrix{tiles + row * depth, 1, kTileRows}
-                                   : Matrix{from.data + row * left.row_stride, left.row_stride, 1};
-        const auto multiply = kMultiplyTile[height];
+      copy_panel<kLanes>({data, right.row_stride, right.column_stride}, depth, width, panel);
+      const Matrix next{data + kColumns * right.column_stride, right.row_stride, right.column_stride};
+      const int64_t lines = column + 2 * kColumns <= columns ? depth * kColumns / kLine : 0;
+      const int64_t each = (lines + num_tiles - 1) / num_tiles;
+      int64_t line = 0;
+      for (int64_t row = 0; row < rows; row += tile_rows, line += each) {
+        fetch_panel<kColumns>(next, std::min(line, lines), std::min(line + each, lines));
+        const int64_t height = std::min(tile_rows, rows - row);
+        const Matrix tile = copies ? Matrix{tiles + row * depth, 1, height}
+                                   : Matrix{from + row * left.row_stride, left.row_stride, 1};
         float* const to = result + row * stride + column;
-        if (width == kTileColumns) {
-          multiply(tile, panel, depth, k == 0, to, stride);
+        if (width == kColumns) {
+          kTiles[height].multiply(tile, panel, depth, is_first, to, stride);
           continue;
         }
-        if (k > 0)
-          for (int64_t i = 0; i < height; ++i) std::copy_n(to + i * stride, width, edge + i * kTileColumns);
-        multiply(tile, panel, depth, k == 0, edge, kTileColumns);
-        for (int64_t i = 0; i < height; ++i) std::copy_n(edge + i * kTileColumns, width, to + i * stride);
+        if (!is_first)
+          for (int64_t i = 0; i < height; ++i) std::copy_n(to + i * stride, width, edge + i * kColumns);
+        kTiles[height].multiply(tile, panel, depth, is_first, edge, kColumns);
+        for (int64_t i = 0; i < height; ++i) std::copy_n(edge + i * kColumns, width, to + i * stride);
       }
     }
   }
 }
 
+#define JAXNN_OWN_PRODUCT(name, target, lanes, rows, ...)                                                             \
+  struct name {                                                                                                       \
+    template <int kRows>                                                                                              \
+    target static void multiply_tile(const Matrix& left, const float* panel, int64_t depth, bool is_first,            \
+                                     float* result, int64_t stride) {                                                 \
+      jaxnn::multiply_tile<lanes, kRows>(left, panel, depth, is_first, result, stride);                               \
+    }                                                                                                                 \
+    template <int kRows>                                                                                              \
+    static constexpr Tile kTile{multiply_tile<kRows>, copy_tile<kRows>};                                              \
+    target static void multiply(const Matrix& left, const Matrix& right, int64_t num_rows, int64_t columns,           \
+                                int64_t summed, float* result, int64_t stride, bool adds) {                           \
+      static constexpr Tile kTiles[rows + 1] = {{}, __VA_ARGS__};                                                     \
+      multiply_blocks<lanes, rows>(kTiles, left, right, num_rows, columns, summed, result, stride, adds);             \
+    }                                                                                                                 \
+    static constexpr OwnProduct kAll{rows, kPanel * lanes, multiply};                                                 \
+  };
+
+JAXNN_OWN_PRODUCT(Avx2, JAXNN_AVX2, 8, 6, kTile<1>, kTile<2>, kTile<3>, kTile<4>, kTile<5>, kTile<6>)
+JAXNN_OWN_PRODUCT(Avx512, JAXNN_AVX512, 16, 14, kTile<1>, kTile<2>, kTile<3>, kTile<4>, kTile<5>, kTile<6>, kTile<7>,
+                  kTile<8>, kTile<9>, kTile<10>, kTile<11>, kTile<12>, kTile<13>, kTile<14>)
+
 }  // namespace
 
-OwnProduct own_product(Isa isa) { return isa == Isa::kAvx2 ? multiply_avx2 : nullptr; }
+const OwnProduct* own_product(Isa isa) {
+  return isa == Isa::kAvx512 ? &Avx512::kAll : isa == Isa::kAvx2 ? &Avx2::kAll : nullptr;
+}
 
 #else
 
-OwnProduct own_product(Isa) { return nullptr; }
+const OwnProduct* own_product(Isa) { return nullptr; }
 
 #endif
 

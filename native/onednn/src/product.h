@@ -80,11 +80,12 @@ struct ProductPlan {
 template <typename Pool>
 void multiply(Pool& pool, const ProductSize& size, Type type, const std::array<char*, 3>& arrays, int64_t members) {
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1), needed = threads / std::gcd(threads, members);
-  const OwnProduct own = type == Type::f32 ? own_product(effective_isa()) : nullptr;
+  const Isa isa = effective_isa();
+  const OwnProduct* const own = type == Type::f32 && isa == Isa::kAvx2 ? own_product(isa) : nullptr;  // else slower
   // Several for each thread, since threads are not equally fast and start one after another; fewer of oneDNN's, and of
   // a transposed left matrix, since each block copies its rows; and of members that fill the threads one.
   const int64_t each = needed == 1 ? 1 : !own || size.transposed == ProductSize::kLeft ? 2 : 8;
-  const Blocks cut = own ? Blocks(size, each * needed, 192, kTileRows, kTileColumns)
+  const Blocks cut = own ? Blocks(size, each * needed, 192, own->tile_rows, own->tile_columns)
                          : Blocks(size, each * needed, std::max(size.rows, size.columns), 16, 16);
   std::shared_ptr<const ProductPlan> plan;
   if (!own)
@@ -103,9 +104,9 @@ void multiply(Pool& pool, const ProductSize& size, Type type, const std::array<c
     char* const right = arrays[1] + (member * size.summed * size.columns + column * right_column) * bytes;
     char* const result = arrays[2] + ((member * size.rows + row) * size.columns + column) * bytes;
     if (own) {
-      own({reinterpret_cast<const float*>(left), left_row, left_column},
-          {reinterpret_cast<const float*>(right), right_row, right_column}, rows, columns, size.summed,
-          reinterpret_cast<float*>(result), size.columns);
+      own->multiply({reinterpret_cast<const float*>(left), left_row, left_column},
+                    {reinterpret_cast<const float*>(right), right_row, right_column}, rows, columns, size.summed,
+                    reinterpret_cast<float*>(result), size.columns, false);
       return;
     }
     const auto& block = plan->blocks[row + rows == size.rows][column + columns == size.columns];

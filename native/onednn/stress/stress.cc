@@ -1,4 +1,4 @@
-// Stress of the pool, the convolutions, the LSTM and the products, under sanitizers: `make onednn-sanitize`.
+// Stress of the pool, attention, the convolutions, the LSTM and the products, under sanitizers: `make onednn-sanitize`.
 
 #include <atomic>
 #include <cstdio>
@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "attention.h"
 #include "convolution.h"
 #include "lstm.h"
 #include "product.h"
@@ -201,6 +202,34 @@ void stress_products() {
   for (auto& caller : callers) caller.join();
 }
 
+// Attention, forward and backward, of grouped heads, several blocks of queries and rows without keys.
+void stress_attention() {
+  const jaxnn::Isa isa = jaxnn::effective_isa();
+  if (jaxnn::attention_parts(isa) == nullptr) return;
+  ThreadPool pool(4);
+  jaxnn::Attention a{};
+  a.batch = 3, a.queries = 130, a.keys = 77, a.heads = 4, a.key_heads = 2, a.features = 20, a.causal = true;
+  const std::vector<int32_t> lengths{0, 40, 77};
+  const size_t of_queries = a.batch * a.queries * a.heads * a.features;
+  const size_t of_keys = a.batch * a.keys * a.key_heads * a.features;
+  std::vector<float> query(of_queries, 0.1f), key(of_keys), value(of_keys, 0.3f), to_output(of_queries, 1.0f);
+  for (size_t i = 0; i < of_keys; ++i) key[i] = static_cast<float>(i % 17) - 8;
+  a.query = query.data(), a.key = key.data(), a.value = value.data(), a.lengths = lengths.data();
+  a.to_output = to_output.data();
+  std::vector<float> first;
+  for (int round = 0; round < 4; ++round) {
+    std::vector<float> output(of_queries), log_sums(a.batch * a.heads * a.queries), to_query(of_queries), to_key(of_keys),
+        to_value(of_keys);
+    a.output = output.data(), a.log_sums = log_sums.data();
+    a.to_query = to_query.data(), a.to_key = to_key.data(), a.to_value = to_value.data();
+    for (const bool backward : {false, true})
+      jaxnn::attend(pool, a, *jaxnn::own_product(isa), *jaxnn::attention_parts(isa), backward);
+    for (const auto* array : {&to_query, &to_key, &to_value}) output.insert(output.end(), array->begin(), array->end());
+    if (round == 0) first = output;
+    check(output == first, "the bits of attention");
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -208,5 +237,6 @@ int main() {
   stress_convolutions();
   stress_lstm();
   stress_products();
+  stress_attention();
   std::puts("passed");
 }
