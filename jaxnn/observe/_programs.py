@@ -301,7 +301,10 @@ def _count(
         if name == "shard_map":  # shapes are those of one device
             times = math.prod(equation.params["mesh"].shape[axis] for axis in equation.params["newly_manual_axes"])
         if name == "cond":
-            found = [min(found, key=lambda each: sum(each.values()))]
+            # Nor what the package's kernels do: the branch for other platforms counts.
+            foreign = [any(each.primitive.name == "ffi_call" for each, _ in equations(body)) for body in bodies]
+            written = [each for each, is_foreign in zip(found, foreign, strict=True) if not is_foreign]
+            found = [min(written or found, key=lambda each: sum(each.values()))]
         for part, count in [(cost(equation), 1), *((each, times) for each in found)]:
             for key, value in part.items():
                 total[key] += count * value

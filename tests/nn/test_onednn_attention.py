@@ -17,7 +17,7 @@ import pytest
 from jax.sharding import AxisType
 
 from jaxnn.nn import BatchSharding, attention, use_batch_sharding
-from jaxnn.observe import implementations
+from jaxnn.observe import implementations, product_flops
 from jaxnn.parallel import Layout
 from jaxnn.types import ConfigError
 from tests import draws
@@ -136,6 +136,9 @@ def test_obstacles_have_a_reason_and_programs_for_other_platforms_have_xlas_prod
 
     assert chosen(query, key, value) == chosen(query, key, value, lengths=[1, 2, 3]) == ["native"]
     assert chosen(query[:1], key[:1], value[:1]) == chosen(query[:, :8], key[:, :8], value[:, :8]) == ["math"]
+    # Forward two products, backward five, of which one is the scores again.
+    gradient = jax.grad(lambda *arrays: attention(*arrays).sum(), (0, 1, 2))
+    assert product_flops(gradient, query, key, value) == {"float32": 7 * 2.0 * BATCH * 2 * 64 * 64 * 32}
     mask = jnp.ones((1, 1, 64, 64), bool)
     for reason, arrays, options in (
         ("neither mask nor bias", (query, key, value), {"mask": mask}),

@@ -17,6 +17,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxnn.nn import GRU, LSTM, BatchSharding, Bidirectional, use_batch_sharding
+from jaxnn.observe import product_flops
 from jaxnn.parallel import Layout
 from jaxnn.types import ConfigError
 from tests import draws
@@ -193,6 +194,11 @@ def test_obstacles_have_a_reason_and_programs_for_other_platforms_have_xlas_loop
         assert chosen(kind(4, **options), inputs) == "fused_inputs"
         with pytest.raises(ConfigError, match=f"'native' here: .*{reason}.*; leave implementation out"):
             kind(4, implementation="native", **options).init(jax.random.key(0), inputs)
+    flops = [
+        product_flops(jax.grad(lambda p, by=by: LSTM(4, implementation=by).apply(p, x).sum()), params)
+        for by in ("native", "fused_inputs")
+    ]
+    assert flops[0] == flops[1] != {}
     (batch,) = jax.export.symbolic_shape("b")
     exported = jax.export.export(jax.jit(LSTM(4).apply))(params, jax.ShapeDtypeStruct((batch, 8, 3), x.dtype))
     assert_near(exported.call(params, x), LSTM(4).apply(params, x))
