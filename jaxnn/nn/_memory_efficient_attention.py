@@ -160,36 +160,27 @@ def native_attention(causal: bool) -> Callable[..., jax.Array]:
         )
         return *call(*saved, cotangent, causal=np.int64(causal)), None
 
-    def scores_of(query: jax.Array, key: jax.Array, lengths: jax.Array) -> jax.Array:
+    def forward_by_xla(query: jax.Array, key: jax.Array, value: jax.Array, lengths: jax.Array) -> Any:
         grouped = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[3])
         places = jnp.arange(key.shape[1])[None]
         seen = (places < lengths[:, None])[:, None, None, None]
         if causal:
             seen = seen & (places <= jnp.arange(query.shape[1])[:, None])[None, None, None]
-        return jnp.where(seen, jnp.einsum("btkgd,bskd->bkgts", grouped, key), -jnp.inf)
-
-    def forward_by_xla(query: jax.Array, key: jax.Array, value: jax.Array, lengths: jax.Array) -> Any:
-        scores = scores_of(query, key, lengths)
+        scores = jnp.where(seen, jnp.einsum("btkgd,bskd->bkgts", grouped, key), -jnp.inf)
         highest = jax.lax.stop_gradient(scores).max(-1, keepdims=True)
         highest = jnp.where(highest > -jnp.inf, highest, 0)
         weights = jnp.exp(scores - highest)
         total = weights.sum(-1, keepdims=True)
         divisor = jnp.where(total == 0, 1, total)
-        log_sums = jnp.where(total == 0, jnp.inf, highest + jnp.log(divisor))[..., 0]
+        log_sums = jnp.where(total == 0, jnp.inf, highest + jnp.log(divisor))
         output = jnp.einsum("bkgts,bskd->btkgd", weights / divisor, value).reshape(query.shape)
-        log_sums = log_sums.reshape(query.shape[0], query.shape[2], query.shape[1])
-        return output, (query, key, value, lengths, output, log_sums)
+        shape = query.shape[0], query.shape[2], query.shape[1]
+        return output, (query, key, value, lengths, output, log_sums.reshape(shape))
 
     def backward_by_xla(saved: Any, cotangent: jax.Array) -> Any:
-        query, key, value, lengths, output, log_sums = saved
-        scores = scores_of(query, key, lengths)
-        weights = jnp.exp(scores - log_sums.reshape(*scores.shape[:-1], 1))
-        grouped, to_output = (x.reshape(*x.shape[:2], key.shape[2], -1, x.shape[3]) for x in (query, cotangent))
-        mean = (output * cotangent).sum(-1).swapaxes(1, 2).reshape(*scores.shape[:-1], 1)
-        to_scores = weights * (jnp.einsum("btkgd,bskd->bkgts", to_output, value) - mean)
-        to_query = jnp.einsum("bkgts,bskd->btkgd", to_scores, key).reshape(query.shape)
-        to_key = jnp.einsum("bkgts,btkgd->bskd", to_scores, grouped)
-        return to_query, to_key, jnp.einsum("bkgts,btkgd->bskd", weights, to_output), None
+        query, key, value, lengths, _, _ = saved
+        pull = jax.vjp(lambda q, k, v: forward_by_xla(q, k, v, lengths)[0], query, key, value)[1]
+        return *pull(cotangent), None
 
     both = native_or_xla(forward, forward_by_xla)
     function = custom_vjp(lambda *arrays: both(*arrays)[0])
