@@ -161,7 +161,8 @@ def native_attention(causal: bool) -> Callable[..., jax.Array]:
         return *call(*saved, cotangent, causal=np.int64(causal)), None
 
     def forward_by_xla(query: jax.Array, key: jax.Array, value: jax.Array, lengths: jax.Array) -> Any:
-        grouped = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[3])
+        groups = query.shape[2] // key.shape[2]
+        grouped = query.reshape(*query.shape[:2], key.shape[2], groups, query.shape[3])
         places = jnp.arange(key.shape[1])[None]
         seen = (places < lengths[:, None])[:, None, None, None]
         if causal:

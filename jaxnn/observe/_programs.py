@@ -121,9 +121,11 @@ def _executable_key(traced: jax.stages.Traced, args: Any, jit_options: Any) -> H
     """All that an executable is compiled from: the program, the structures around it, and its devices."""
     # Also of arguments that the program does not use.
     given = tuple(repr(info) for info in jax.tree.leaves(traced.args_info))
-    places = tuple(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
+    places = tuple(
+        (getattr(leaf, "sharding", None), getattr(leaf, "committed", None)) for leaf in jax.tree.leaves(args)
+    )
     options, structure = jax.tree.flatten(jit_options)
-    device = jax.config.jax_default_device
+    device = jax.config.jax_default_device, jax.sharding.get_mesh()
     try:
         program = _contents(traced.jaxpr)
         key = program, traced.in_tree, traced.out_tree, given, places, tuple(options), structure, device
@@ -165,8 +167,11 @@ def _contents(value: Any) -> Hashable:
             equations = tuple(map(equation, jaxpr.eqns))
             return _contents(tuple(getattr(value, "consts", ()))), arguments, equations, atoms(jaxpr.outvars)
         case np.ndarray() | np.generic() | jax.Array() if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
-            array, is_weak = np.asarray(value), getattr(value, "weak_type", False)
-            return array.shape, array.dtype, is_weak, hashlib.sha256(array.tobytes()).digest()
+            array, like = (
+                np.asarray(value),
+                [getattr(value, name, None) for name in ("weak_type", "sharding", "committed")],
+            )
+            return array.shape, array.dtype, *like, hashlib.sha256(array.tobytes()).digest()
         case float() | complex():
             return type(value), repr(value)  # of which 0.0 and -0.0 differ
         case dict():

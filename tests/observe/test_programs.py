@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 import jaxnn as jn
 from jaxnn.observe import (
@@ -105,6 +106,19 @@ def test_programs_that_differ_do_not_share_an_executable(pair: tuple[Callable[..
     for function in pair:
         result = lower_ahead(function, "one", "test", x).compile()[0](x)
         assert str(result) == str(function(x))
+
+
+def test_programs_on_other_devices_do_not_share_an_executable() -> None:
+    def devices_of(x: Any, **options: Any) -> set[jax.Device]:
+        compiled = lower_ahead(lambda x: x * 6.5, "six", "test", x, **options).compile()[0]
+        return set(compiled(np.ones(4, np.float32)).sharding.device_set)
+
+    first, second = jax.devices()[:2]
+    x, like = jnp.ones(4), jax.ShapeDtypeStruct((4,), np.float32)
+    assert devices_of(like) == {first} and devices_of(jax.device_put(x, second)) == {second}
+    for device in (first, second):
+        with jax.set_mesh(jax.sharding.Mesh([device], ("data",))):
+            assert devices_of(like, out_shardings=PartitionSpec("data")) == {device}
 
 
 def test_programs_that_call_python_do_not_share_it() -> None:
