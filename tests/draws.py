@@ -39,6 +39,14 @@ def variables(model: linen.Module, *inputs: Any) -> Any:
         return jax.tree.map_with_path(fill, shapes)
 
 
+def assert_near(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    """Of the same shapes and dtypes, and equal to ``tolerance`` of each array's largest element."""
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        ours, theirs = np.float32(ours), np.float32(theirs)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max(initial=0))
+
+
 def assert_close(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
     """Of the same structure, shapes and dtypes, and equal to a relative or absolute ``tolerance``."""
     assert jax.tree.structure(found) == jax.tree.structure(expected)

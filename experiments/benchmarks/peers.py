@@ -1,8 +1,8 @@
 """Training speed of jaxnn, PyTorch, Keras and plain JAX: each contender is a process, timed in alternation.
 
-Claim     on a CPU with two cores and the native kernels jaxnn trains each network 1.2 to 2.9 times as fast as the
-          fastest form of PyTorch; without them it is slower on convolutional networks and the LSTM (results and bounds:
-          docs/performance.md)
+Claim     on a CPU with two cores and without AVX-512, and the native kernels, jaxnn trains each network 1.2 to 2.9
+          times as fast as the fastest form of PyTorch; without them it is slower on convolutional networks and the LSTM
+          (results and bounds: docs/performance.md)
 Command   make onednn benchmark
 
 Each contender is a new process in each round. All train the same network from the same initial weights on the same data

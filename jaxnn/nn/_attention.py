@@ -1,5 +1,6 @@
 """Dot-product attention, by the implementation that is fastest for the shapes and the device."""
 
+import functools
 import math
 import numbers
 from collections.abc import Callable
@@ -8,10 +9,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
-from jaxnn.nn._layer_arguments import batch_sharding, choose, compute_capability, map_rows, scope, shard_rows
-from jaxnn.nn._memory_efficient_attention import BLOCK, memory_efficient_attention, native_attention
+from jaxnn.nn._custom_vjp import custom_vjp, native_or_xla
+from jaxnn.nn._layer_arguments import choose, compute_capability, map_rows, scope, shard_rows, sharding_obstacle
+from jaxnn.nn._memory_efficient_attention import BLOCK, memory_efficient_attention
 from jaxnn.nn._onednn import native_obstacle, onednn_package
 from jaxnn.types import ConfigError
 
@@ -39,8 +42,8 @@ def attention(
     ``lengths`` or ``mask`` hide from all queries, has no effect.
 
     ``"native"`` is a kernel of the package of ``make onednn``, for float32 on a CPU, without mask and bias. ``"math"``
-    materializes all scores; ``"memory_efficient"`` never does and takes no bias; both compute in float32 or
-    wider. ``"xla"`` is JAX's own, with a float32 softmax for float64 too; ``"cudnn"`` is JAX's on an NVIDIA GPU in half
+    materializes all scores; ``"memory_efficient"`` never does and takes no bias; both compute in float32 or wider.
+    ``"xla"`` is JAX's own, with a float32 softmax for float64 too; ``"cudnn"`` is JAX's on an NVIDIA GPU in half
     precision, without forward mode. A function is called as ``jax.nn.dot_product_attention(query, key, value, bias,
     mask, scale=…, is_causal=…)``; the mask includes lengths.
 
@@ -174,6 +177,13 @@ def _visible_keys(args: _Arguments, causal: bool) -> jax.Array | None:
 
 def _math(args: _Arguments) -> jax.Array:
     query, key, value = _heads_first(args)
+    weights, total = _weights(args, query, key)
+    # To divide [T, head_dim] and not [T, S] saves a pass over the scores.
+    return (weights @ value / total).swapaxes(1, 2).astype(args.query.dtype)
+
+
+def _weights(args: _Arguments, query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Weights ``[batch, heads, T, S]`` of `_heads_first`'s query and key, and what to divide by: their sums, or 1."""
     scores = query @ key.mT * jnp.asarray(args.scale, query.dtype)
     if args.bias is not None:
         scores = scores + args.bias.astype(scores.dtype)
@@ -184,9 +194,7 @@ def _math(args: _Arguments) -> jax.Array:
     # All weights of a query that sees nothing are 0.
     weights = jnp.exp(scores - jnp.where(highest > -jnp.inf, highest, 0))
     total = weights.sum(-1, keepdims=True)
-    # To divide [T, head_dim] and not [T, S] saves a pass over the scores.
-    out = weights @ value / jnp.where(total > 0, total, 1)
-    return out.swapaxes(1, 2).astype(args.query.dtype)
+    return weights, jnp.where(total > 0, total, 1)
 
 
 def _memory_efficient(args: _Arguments) -> jax.Array:
@@ -239,9 +247,49 @@ def _by_function(args: _Arguments, compute: Callable[..., jax.Array], **options:
 def _native(args: _Arguments) -> jax.Array:
     batch, num_keys = args.key.shape[:2]
     lengths = jnp.full(batch, num_keys, jnp.int32) if args.lengths is None else args.lengths
-    run = map_rows(native_attention(args.causal), batch, (0,) * 4, 0)
+    run = map_rows(_native_kernel(args.causal), batch, (0,) * 4, 0)
     out: jax.Array = run(args.query * jnp.asarray(args.scale, args.query.dtype), args.key, args.value, lengths)
     return out
+
+
+@functools.cache
+def _native_kernel(causal: bool) -> Callable[..., jax.Array]:
+    """A function of the scaled ``query [batch, T, heads, head_dim]``, ``key``, ``value`` and ``lengths [batch]``."""
+
+    def forward(*arrays: jax.Array) -> Any:
+        query: Any = jax.typeof(arrays[0])
+        batch, num_queries, heads, _ = query.shape
+        results = [query, query.update(shape=(batch, heads, num_queries))]
+        call: Any = jax.ffi.ffi_call("jaxnn_attention", results, vmap_method="broadcast_all")
+        output, log_sums = call(*arrays, causal=np.int64(causal))
+        return output, (*arrays, output, log_sums)
+
+    def backward(saved: Any, cotangent: jax.Array) -> Any:
+        results = list(map(jax.typeof, saved[:3]))
+        call: Any = jax.ffi.ffi_call("jaxnn_attention_backward", results, vmap_method="broadcast_all")
+        return *call(*saved, cotangent, causal=np.int64(causal)), None
+
+    def by_xla(query: jax.Array, key: jax.Array, value: jax.Array, lengths: jax.Array) -> jax.Array:
+        args = _Arguments(query, key, value, None, None, lengths, None, causal, 1.0)
+        query, key, value = _heads_first(args)
+        weights, total = _weights(args, query, key)
+        # Divided first, so that the gradient needs no product with the values.
+        return (weights / total @ value).swapaxes(1, 2)
+
+    def forward_by_xla(*arrays: jax.Array) -> Any:
+        unused = jnp.zeros_like(arrays[0][..., 0]).swapaxes(1, 2)  # the backward pass below computes everything again
+        output = by_xla(*arrays)
+        return output, (*arrays, output, unused)
+
+    def backward_by_xla(saved: Any, cotangent: jax.Array) -> Any:
+        query, key, value, lengths, *_ = saved
+        pull = jax.vjp(lambda q, k, v: by_xla(q, k, v, lengths), query, key, value)[1]
+        return *pull(cotangent), None
+
+    both = native_or_xla(forward, forward_by_xla)
+    function = custom_vjp(lambda *arrays: both(*arrays)[0])
+    function.defvjp(both, native_or_xla(backward, backward_by_xla), push_forward=True)
+    return function
 
 
 def _native_obstacle(args: _Arguments, given: str | None) -> str | None:
@@ -256,8 +304,8 @@ def _native_obstacle(args: _Arguments, given: str | None) -> str | None:
     if not all(isinstance(size, int) for array in args[:3] for size in array.shape):
         return "a size is symbolic"
     batch, num_queries, heads, _ = args.query.shape
-    if batch_sharding(0) is not None and batch_sharding(batch) is None:
-        return "devices share the batch, whose axis is not the first"  # XLA would give each all rows
+    if (obstacle := sharding_obstacle(batch)) is not None:
+        return obstacle
     few = batch * heads < _FEW_HEADS or batch * heads * num_queries * args.key.shape[1] < _FEW_SCORES
     return "there are few heads or scores, for which it is not faster" if few and given is None else None
 
@@ -292,9 +340,8 @@ def _obstacles(args: _Arguments, given: str | None) -> dict[str, str | None]:
     old = 0 < compute_capability() < 8 and args.query.dtype == jnp.bfloat16
     xla_obstacle = "its bfloat16 products need an NVIDIA GPU of compute capability 8.0 or above" if old else None
     cudnn_obstacle = _cudnn_obstacle(args)
-    native = _native_obstacle(args, given)
     return {
-        "native": native,
+        "native": _native_obstacle(args, given),
         "math": size_obstacle,
         "memory_efficient": bias_obstacle,
         "xla": xla_obstacle,

@@ -256,6 +256,12 @@ def batch_sharding(num_rows: int) -> BatchSharding | None:
     return None if sharding is None or num_rows % sharding.size else sharding
 
 
+def sharding_obstacle(num_rows: int) -> str | None:
+    """The reason why `map_rows` cannot give each device its rows, of whose library calls XLA would give it all."""
+    unknown = batch_sharding(0) is not None and batch_sharding(num_rows) is None
+    return "devices share the batch, whose axis is not the first" if unknown else None
+
+
 def map_rows(
     function: Callable[..., Any], num_rows: int, in_axes: Sequence[int | None], out_axes: Any
 ) -> Callable[..., Any]:

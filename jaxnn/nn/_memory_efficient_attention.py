@@ -1,19 +1,16 @@
-"""Attention without all scores at once: natively, or over pairs of query and key blocks with an online softmax.
+"""Attention over pairs of query and key blocks with an online softmax, which carries its maximum and sum.
 
-The latter is Rabe and Staats, Self-attention Does Not Need O(n²) Memory, 2021 (arXiv:2112.05682); the backward passes
-recompute the weights, as in Dao et al., FlashAttention, 2022 (arXiv:2205.14135).
+Rabe and Staats, Self-attention Does Not Need O(n²) Memory, 2021 (arXiv:2112.05682); the backward pass recomputes the
+weights, as in Dao et al., FlashAttention, 2022 (arXiv:2205.14135).
 """
 
-import functools
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxnn.nn._custom_vjp import custom_vjp, native_or_xla
+from jaxnn.nn._custom_vjp import custom_vjp
 
 BLOCK = 256  # tokens: at head_dim 64 the blocks of a head fit into 1 MB of cache
 _LOWEST = -1e30  # below any real score, and finite, so that differences are finite
@@ -135,55 +132,3 @@ def _block(array: jax.Array, index: jax.Array, block: int) -> jax.Array:
 
 def _set_block(array: jax.Array, new: jax.Array, index: jax.Array, block: int) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(array, new, index * block, 2)
-
-
-@functools.cache
-def native_attention(causal: bool) -> Callable[..., jax.Array]:
-    """Softmax attention by the package `jaxnn-onednn`, of the scores of 96 queries and all keys of a head at a time.
-
-    A function of the scaled ``query [batch, T, heads, head_dim]``, ``key`` and ``value [batch, S, key_heads,
-    head_dim]``, all float32, and ``lengths [batch]`` int32, the keys that a query sees at most. Returns ``[batch, T,
-    heads, head_dim]``; zeros for a query that sees no key.
-    """
-
-    def forward(query: jax.Array, key: jax.Array, value: jax.Array, lengths: jax.Array) -> Any:
-        arrays = query, key, value, lengths
-        aval: Any = jax.typeof(query)
-        log_sums = aval.update(shape=(query.shape[0], query.shape[2], query.shape[1]))
-        call: Any = jax.ffi.ffi_call("jaxnn_attention", [aval, log_sums], vmap_method="broadcast_all")
-        output, log_sums = call(*arrays, causal=np.int64(causal))
-        return output, (*arrays, output, log_sums)
-
-    def backward(saved: Any, cotangent: jax.Array) -> Any:
-        call: Any = jax.ffi.ffi_call(
-            "jaxnn_attention_backward", list(map(jax.typeof, saved[:3])), vmap_method="broadcast_all"
-        )
-        return *call(*saved, cotangent, causal=np.int64(causal)), None
-
-    def forward_by_xla(query: jax.Array, key: jax.Array, value: jax.Array, lengths: jax.Array) -> Any:
-        groups = query.shape[2] // key.shape[2]
-        grouped = query.reshape(*query.shape[:2], key.shape[2], groups, query.shape[3])
-        places = jnp.arange(key.shape[1])[None]
-        seen = (places < lengths[:, None])[:, None, None, None]
-        if causal:
-            seen = seen & (places <= jnp.arange(query.shape[1])[:, None])[None, None, None]
-        scores = jnp.where(seen, jnp.einsum("btkgd,bskd->bkgts", grouped, key), -jnp.inf)
-        highest = jax.lax.stop_gradient(scores).max(-1, keepdims=True)
-        highest = jnp.where(highest > -jnp.inf, highest, 0)
-        weights = jnp.exp(scores - highest)
-        total = weights.sum(-1, keepdims=True)
-        divisor = jnp.where(total == 0, 1, total)
-        log_sums = jnp.where(total == 0, jnp.inf, highest + jnp.log(divisor))
-        output = jnp.einsum("bkgts,bskd->btkgd", weights / divisor, value).reshape(query.shape)
-        shape = query.shape[0], query.shape[2], query.shape[1]
-        return output, (query, key, value, lengths, output, log_sums.reshape(shape))
-
-    def backward_by_xla(saved: Any, cotangent: jax.Array) -> Any:
-        query, key, value, lengths, _, _ = saved
-        pull = jax.vjp(lambda q, k, v: forward_by_xla(q, k, v, lengths)[0], query, key, value)[1]
-        return *pull(cotangent), None
-
-    both = native_or_xla(forward, forward_by_xla)
-    function = custom_vjp(lambda *arrays: both(*arrays)[0])
-    function.defvjp(both, native_or_xla(backward, backward_by_xla), push_forward=True)
-    return function

@@ -22,7 +22,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from jaxnn.nn._channels_last_conv import Geometry, abstract_result, convolution, convolve, evaluate
-from jaxnn.nn._layer_arguments import batch_sharding, map_rows, platform
+from jaxnn.nn._layer_arguments import map_rows, platform, sharding_obstacle
 
 INSTALL = "make onednn (or: pip install ./native/onednn)"
 _DTYPES = "float32", "bfloat16"
@@ -162,8 +162,8 @@ def product_obstacle(inputs: jax.Array, kernel: jax.Array, *, requested: bool) -
         return obstacle
     if inputs.ndim == 1:
         return "there is one row"
-    if batch_sharding(0) is not None and batch_sharding(inputs.shape[0]) is None:
-        return "devices share the batch, whose axis is not the first"  # XLA would give each all rows
+    if (obstacle := sharding_obstacle(inputs.shape[0])) is not None:
+        return obstacle
     small = inputs.size * kernel.shape[1] <= _MIN_PRODUCTS and not requested
     return "the product is small, for which it is not faster" if small else None
 

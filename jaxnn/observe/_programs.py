@@ -142,10 +142,8 @@ def _contents(value: Any) -> Hashable:
     """
     match value:
         case core.Jaxpr() | core.ClosedJaxpr():  # which JAX 0.12 made one class
-            jaxpr, numbers = (
-                getattr(value, "jaxpr", value),
-                collections.defaultdict[Any, int](itertools.count().__next__),
-            )
+            jaxpr = getattr(value, "jaxpr", value)
+            numbers = collections.defaultdict[Any, int](itertools.count().__next__)
 
             def atoms(of: Sequence[Any]) -> Hashable:
                 """Numbers of variables, in order of appearance, and values of literals; and their types."""
@@ -167,11 +165,9 @@ def _contents(value: Any) -> Hashable:
             equations = tuple(map(equation, jaxpr.eqns))
             return _contents(tuple(getattr(value, "consts", ()))), arguments, equations, atoms(jaxpr.outvars)
         case np.ndarray() | np.generic() | jax.Array() if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
-            array, like = (
-                np.asarray(value),
-                [getattr(value, name, None) for name in ("weak_type", "sharding", "committed")],
-            )
-            return array.shape, array.dtype, *like, hashlib.sha256(array.tobytes()).digest()
+            array = np.asarray(value)
+            of_jax = (getattr(value, name, None) for name in ("weak_type", "sharding", "committed"))
+            return array.shape, array.dtype, *of_jax, hashlib.sha256(array.tobytes()).digest()
         case float() | complex():
             return type(value), repr(value)  # of which 0.0 and -0.0 differ
         case dict():

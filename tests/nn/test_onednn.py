@@ -26,6 +26,7 @@ from jaxnn.observe import implementations, product_flops
 from jaxnn.parallel import Layout
 from jaxnn.types import ConfigError
 from tests import draws
+from tests.draws import assert_near
 from tests.nn.test_convolution import CASES, DENSE, DEPTHWISE, FORMS, GROUPS, Case, assert_exact, graded, with_gradients
 
 pytestmark = pytest.mark.skipif(
@@ -233,13 +234,6 @@ def dense_gradients(implementation: str | None) -> Any:
     return jax.value_and_grad(lambda *arrays: jnp.sum(dense(implementation, *arrays) ** 3), (0, 1))
 
 
-def assert_equal(both: Any, tolerance: float = 1e-5) -> None:
-    for ours, theirs in zip(*map(jax.tree.leaves, both), strict=True):
-        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-        ours, theirs = np.float32(ours), np.float32(theirs)
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max(initial=0))
-
-
 def test_dense_gradients_equal_xla_to_any_order_and_in_a_scan() -> None:
     arrays = {name: dense_arrays(name) for name in DENSE_SIZES}
     tangents = {name: [array[::-1] for array in pair] for name, pair in arrays.items()}
@@ -255,7 +249,7 @@ def test_dense_gradients_equal_xla_to_any_order_and_in_a_scan() -> None:
         return results, lax.scan(lambda carry, _: (carry, results[:2]), 0, length=2)[1]
 
     both = [run("onednn"), run("xla")]
-    assert_equal(both)
+    assert_near(*both)
     results, scanned = both[0]
     jax.tree.map(np.testing.assert_array_equal, run("onednn"), both[0])
     for step in range(2):
@@ -278,7 +272,7 @@ def test_dense_gradients_run_where_jit_is_disabled() -> None:
     arrays = dense_arrays("one")
     with jax.disable_jit():
         both = [dense_gradients(by)(*arrays) for by in ("onednn", "xla")]
-    assert_equal(both)
+    assert_near(*both)
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, -1), (1, 0)], ids=["inputs", "kernels", "both"])
@@ -290,7 +284,7 @@ def test_dense_members_equal_separate_runs(axes: tuple[int | None, int | None]) 
         # Members of members, of which the outer share the inputs.
         return jax.vmap(jax.vmap(dense_gradients(implementation), axes), (None, 0))(pair[0], jnp.stack([pair[1]] * 2))
 
-    assert_equal(jax.jit(lambda: [[run(by, pair) for pair in members] for by in ("onednn", "xla")])())
+    assert_near(*jax.jit(lambda: [[run(by, pair) for pair in members] for by in ("onednn", "xla")])())
     assert product_flops(functools.partial(run, "onednn"), members[0]) == {"float32": 2 * 3 * 6 * 70 * 160 * 128.0}
 
 
@@ -317,8 +311,8 @@ def test_each_device_multiplies_its_rows() -> None:
         out_specs=PartitionSpec(),
     )
     expected = jax.jit(dense_gradients("xla"))(x, kernel)
-    assert_equal([program.compile()(x, kernel)[1], expected[1]])
-    assert_equal([jax.jit(jax.grad(rows, (0, 1)))(x, kernel), expected[1]])
+    assert_near(program.compile()(x, kernel)[1], expected[1])
+    assert_near(jax.jit(jax.grad(rows, (0, 1)))(x, kernel), expected[1])
 
 
 def test_dense_gradients_fall_back_to_xla(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +326,7 @@ def test_dense_gradients_fall_back_to_xla(monkeypatch: pytest.MonkeyPatch) -> No
     (batch,) = jax.export.symbolic_shape("b")
     symbolic = jax.ShapeDtypeStruct((batch, 65), x.dtype)
     exported = jax.export.export(jax.jit(dense_gradients(None)))(symbolic, kernel)
-    assert_equal([exported.call(x, kernel), dense_gradients(None)(x, kernel)])
+    assert_near(exported.call(x, kernel), dense_gradients(None)(x, kernel))
     text = jax.export.export(jax.jit(dense_gradients("onednn")), platforms=["cuda"])(x, kernel).mlir_module()
     assert text.count("stablehlo.dot_general") == 3 and "jaxnn_product" not in text
     monkeypatch.setitem(sys.modules, "jaxnn_onednn", None)

@@ -21,6 +21,7 @@ from jaxnn.observe import product_flops
 from jaxnn.parallel import Layout
 from jaxnn.types import ConfigError
 from tests import draws
+from tests.draws import assert_near
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("jaxnn_onednn") is None, reason="jaxnn-onednn is not installed: make onednn"
@@ -51,13 +52,6 @@ def graded(by: str, params: Any, x: jax.Array, carry: Any, **call: Any) -> Any:
 
 def by_both(run: Any) -> Any:
     return jax.jit(lambda: [run(by) for by in ("native", "fused_inputs")])()
-
-
-def assert_near(found: Any, expected: Any) -> None:
-    """Equal to 1e-5 of each array's largest element."""
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max(initial=0))
 
 
 def test_values_and_gradients_of_all_sizes_and_options_equal_xlas_loop() -> None:

@@ -69,7 +69,7 @@ def has_bfloat16() -> bool:
 
 
 def has_fast_products(rows: int) -> bool:
-    """Whether on this CPU products of so many rows in float32 are faster than those of XLA, transposed or not."""
+    """Whether products in float32, with this number of rows, are faster than those of XLA, transposed or not."""
     return bool(_library.jaxnn_has_fast_products(ctypes.c_int64(rows)))
 
 

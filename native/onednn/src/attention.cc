@@ -57,26 +57,15 @@ ffi::Error backward(ffi::ThreadPool pool, Array query, Array key, Array value, C
   return run(pool, a, query, key, value, lengths, log_sums.element_count(), true);
 }
 
+// The pool, query, key, value and lengths, which both take.
+auto inputs() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Array>().Arg<Array>().Arg<Array>().Arg<Counts>(); }
+
 }  // namespace
 
-JAXNN_TARGET(jaxnn_attention, forward,
-             ffi::Ffi::Bind()
-                 .Ctx<ffi::ThreadPool>()
-                 .Arg<Array>()
-                 .Arg<Array>()
-                 .Arg<Array>()
-                 .Arg<Counts>()
-                 .Ret<Array>()
-                 .Ret<Array>()
-                 .Attr<int64_t>("causal"));
+JAXNN_TARGET(jaxnn_attention, forward, inputs().Ret<Array>().Ret<Array>().Attr<int64_t>("causal"));
 
 JAXNN_TARGET(jaxnn_attention_backward, backward,
-             ffi::Ffi::Bind()
-                 .Ctx<ffi::ThreadPool>()
-                 .Arg<Array>()
-                 .Arg<Array>()
-                 .Arg<Array>()
-                 .Arg<Counts>()
+             inputs()
                  .Arg<Array>()
                  .Arg<Array>()
                  .Arg<Array>()

@@ -14,7 +14,7 @@
 
 namespace jaxnn {
 
-// Arrays in C order. A query head attends to the key head of its group, which are as large as they are even.
+// Arrays in C order. Query heads attend in groups of one size, each to a key head of its own.
 struct Attention {
   int64_t batch, queries, keys, heads, key_heads, features;
   bool causal;                                     // query t sees keys 0…t

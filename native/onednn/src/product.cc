@@ -53,8 +53,8 @@ JAXNN_TARGET(jaxnn_product, multiply,
                  .Attr<int64_t>("transposed")  // 0: none, 1: the left one, 2: the right one
              );
 
-// Whether on this CPU products of so many rows in float32 are faster than those of XLA, transposed or not: ours by AVX2
-// always, oneDNN's by AVX-512 for many rows.
+// Whether on this CPU products in float32, with this number of rows, are faster than those of XLA, transposed or not:
+// ours by AVX2 always, oneDNN's by AVX-512 for many rows.
 JAXNN_EXPORT bool jaxnn_has_fast_products(int64_t rows) {
   const jaxnn::Isa isa = jaxnn::effective_isa();
   return isa == jaxnn::Isa::kAvx2 || (isa == jaxnn::Isa::kAvx512 && rows >= 256);
