@@ -12,6 +12,7 @@ from flax import linen
 from jax import lax
 
 from jaxnn.nn._channels_last_conv import Geometry, channels_last_conv, conv_dimension_numbers
+from jaxnn.nn._custom_vjp import custom_vjp
 from jaxnn.nn._layer_arguments import choose, positive_ints, scope
 from jaxnn.nn._onednn import onednn_conv, onednn_obstacle
 from jaxnn.types import ConfigError, suggest
@@ -19,7 +20,7 @@ from jaxnn.types import ConfigError, suggest
 type Padding = str | Sequence[tuple[int, int]]
 type Implementation = str | Callable[..., jax.Array] | None
 _PADDINGS = ("SAME", "SAME_LOWER", "VALID")
-_MAX_SLICES = 32  # one per window position and axis; larger windows are left to Flax
+_MAX_SLICES = 32  # of one pooling, as each is code; beyond it, tiles are reduced and other windows left to Flax
 
 
 class Conv(linen.Conv):
@@ -154,8 +155,8 @@ def max_pool(
 ) -> jax.Array:
     """Max pooling, as ``flax.linen.max_pool``, whose forward and backward pass take 4 to 13 times as long on a CPU.
 
-    If windows tile the input, equal maxima of a window share the gradient (``jnp.max``'s rule); otherwise the first
-    gets all of it (Flax's rule).
+    The first of equal maxima gets all of the gradient, as in Flax; if windows of more than 32 elements tile the input,
+    they share it (``jnp.max``'s rule).
 
     >>> jn.nn.max_pool(jnp.arange(16.0).reshape(1, 4, 4, 1), (2, 2), (2, 2)).ravel()
     Array([ 5.,  7., 13., 15.], dtype=float32)
@@ -170,11 +171,14 @@ def max_pool(
     Returns:
         ``[..., *pooled, features]``.
     """
-    # The gradient of Flax's reduce_window is select-and-scatter, slow on CPU and not deterministic on GPU. Tiles are a
-    # reshape and a reduction. Otherwise pooling is separable: per axis, a strided slice for each window position.
+    # The gradient of Flax's reduce_window is select-and-scatter, slow on CPU and not deterministic on GPU. The elements
+    # of small tiles are a strided slice for each window position; large tiles are a reshape and a reduction. Otherwise
+    # pooling is separable: per axis, a strided slice for each window position.
     pooling = _checked(inputs, window_shape, strides, padding)
     lowest = -jnp.inf if jnp.issubdtype(inputs.dtype, jnp.floating) else int(np.iinfo(inputs.dtype).min)
     if pooling.strides == pooling.window:
+        if math.prod(pooling.window) <= _MAX_SLICES:
+            return _tile_max(pooling.window, _tiled(inputs, pooling, lowest))
         return _over_tiles(jnp.max, inputs, pooling, lowest)
     padded = _padded(inputs, pooling, lowest)
     windows = list(zip(padded.shape[pooling.first : -1], pooling.window, pooling.strides, strict=True))
@@ -263,11 +267,46 @@ def _padded(inputs: jax.Array, pooling: _Pooling, fill: Any) -> jax.Array:
     return lax.pad(inputs, jnp.asarray(fill, inputs.dtype), pads)
 
 
+def _tiled(inputs: jax.Array, pooling: _Pooling, fill: Any) -> jax.Array:
+    """The padded input without the remainder that fills no window."""
+    padded = _padded(inputs, pooling, fill)
+    sizes = zip(padded.shape[pooling.first : -1], pooling.window, strict=True)
+    return padded[(..., *(slice(size // width * width) for size, width in sizes), slice(None))]
+
+
 def _over_tiles(reduce: Callable[..., jax.Array], inputs: jax.Array, pooling: _Pooling, fill: Any) -> jax.Array:
     """Applies ``reduce`` to the tiles of the padded input; a remainder is dropped."""
-    padded = _padded(inputs, pooling, fill)
-    pairs = [(n // width, width) for n, width in zip(padded.shape[pooling.first : -1], pooling.window, strict=True)]
-    tiled = padded[(..., *(slice(count * width) for count, width in pairs), slice(None))]
+    tiled = _tiled(inputs, pooling, fill)
+    sizes = zip(tiled.shape[pooling.first : -1], pooling.window, strict=True)
+    pairs = [(size // width, width) for size, width in sizes]
     # [..., tiles_0, window_0, tiles_1, window_1, …, features]
-    tiles = tiled.reshape(*padded.shape[: pooling.first], *(size for pair in pairs for size in pair), padded.shape[-1])
+    tiles = tiled.reshape(*tiled.shape[: pooling.first], *(size for pair in pairs for size in pair), tiled.shape[-1])
     return reduce(tiles, tuple(range(pooling.first + 1, tiles.ndim - 1, 2)))
+
+
+def _tile_max_forward(window: tuple[int, ...], inputs: jax.Array) -> tuple[jax.Array, tuple[jax.Array]]:
+    """The maxima ``[..., *tiles, features]`` of tiles of ``inputs``, and the place of each in its tile, int8."""
+    elements = [
+        inputs[(..., *(slice(at, None, width) for at, width in zip(place, window, strict=True)), slice(None))]
+        for place in np.ndindex(*window)
+    ]
+    largest = lax.optimization_barrier(functools.reduce(jnp.maximum, elements))
+    place = jnp.full(largest.shape, len(elements) - 1, jnp.int8)
+    for index in reversed(range(len(elements) - 1)):
+        place = jnp.where(elements[index] == largest, jnp.int8(index), place)
+    return largest, (place,)
+
+
+def _tile_max_backward(window: tuple[int, ...], saved: tuple[jax.Array], grad: jax.Array) -> tuple[jax.Array]:
+    first = grad.ndim - 1 - len(window)
+    axes = tuple(first + 2 * axis + 1 for axis in range(len(window)))
+    # [..., tiles_0, window_0, tiles_1, window_1, …, features]
+    shape = (*[1] * first, *(size for width in window for size in (1, width)), 1)
+    places = np.arange(math.prod(window), dtype=np.int8).reshape(shape)
+    spread = jnp.where(jnp.expand_dims(saved[0], axes) == places, jnp.expand_dims(grad, axes), 0)
+    sizes = (size * width for size, width in zip(grad.shape[first:-1], window, strict=True))
+    return (spread.reshape(*grad.shape[:first], *sizes, grad.shape[-1]),)
+
+
+_tile_max = custom_vjp(lambda *arguments: _tile_max_forward(*arguments)[0], num_static=1)
+_tile_max.defvjp(_tile_max_forward, _tile_max_backward)

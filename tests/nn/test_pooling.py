@@ -43,6 +43,7 @@ CASES: list[tuple[Any, ...]] = [
     ((2, 9, 8, 3), (3, 2), (1, 3), "SAME"),  # overlapping along one axis, gaps along the other
     ((2, 7, 5, 6, 3), (3, 2, 3), (2, 1, 2), "VALID"),  # three axes that overlap
     ((2, 40, 2), (35,), (1,), "VALID"),  # too wide for slices
+    ((2, 80, 2), (40,), (40,), "VALID"),  # tiles that are
 ]
 
 
@@ -122,21 +123,21 @@ def test_no_window_reduction_in_the_gradients_of_tiles_and_maxima() -> None:
 
 
 def test_gradients_of_equal_maxima_and_nan() -> None:
-    tile = jnp.array([[2.0, 1.0], [2.0, 0.0]])[None, :, :, None]
+    tile = jnp.zeros((1, 40, 1))
     # Small integers: nearly every window has ties, many between a row and another.
     x = draws.integers(2, 3, 3, 9, 8, 4).astype(jnp.float32)
     nans = jnp.stack([jnp.zeros((5, 1)).at[place, 0].set(jnp.nan) for place in (1, 2, 3)])
 
     def run(pool: Callable[..., jax.Array]) -> Any:
-        calls = [((3, 3), (2, 2)), ((2, 3), (1, 1)), ((4, 2), (3, 1))]
+        calls = [((3, 3), (2, 2)), ((2, 3), (1, 1)), ((4, 2), (3, 1)), ((2, 2), (2, 2)), ((3, 4), (3, 4))]
         gradients = [jax.grad(lambda x, how=how: jnp.sum(pool(x, *how) ** 2 + pool(x, *how)))(x) for how in calls]
-        return gradients, jnp.isnan(pool(nans, (3,), (2,)))
+        return gradients, [jnp.isnan(pool(nans, (3,), (step,))) for step in (2, 3)]
 
     ours, theirs, shared = jax.jit(
-        lambda: [run(nn.max_pool), run(linen.max_pool), jax.grad(lambda x: nn.max_pool(x, (2, 2), (2, 2)).sum())(tile)]
+        lambda: [run(nn.max_pool), run(linen.max_pool), jax.grad(lambda x: nn.max_pool(x, (40,), (40,)).sum())(tile)]
     )()
-    assert np.array_equal(shared.squeeze(), [[0.5, 0.0], [0.5, 0.0]])  # tiles share
-    # Of overlapping windows the first gets all, as in Flax.
+    np.testing.assert_allclose(shared, jnp.full_like(tile, 1 / 40))  # large tiles share
+    # Otherwise the first gets all, as in Flax.
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
