@@ -7,6 +7,7 @@
 #include <exception>
 #include <limits>
 
+#include "buffer.h"
 #include "pool.h"
 #include "targets.h"
 #include "vectors.h"
@@ -81,17 +82,40 @@ ffi::Error lookup_gradient(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> ids, ffi:
     return ffi::Error::InvalidArgument("jaxnn_lookup_gradient: shapes do not fit");
   const int64_t work = (s.rows + s.groups * s.width) * s.features;
   return run(pool, s.members, work, [&](int64_t member, int64_t part, int64_t parts) {
-    const int32_t* id = ids.typed_data() + member * s.groups * s.width;
+    const int64_t num_ids = s.groups * s.width;
+    const int32_t* id = ids.typed_data() + member * num_ids;
     const float* sum = sums.typed_data() + member * s.groups * s.features;
     float* rows = result->typed_data() + member * s.rows * s.features;
-    // A thread has every parts-th row of the table: frequent ids are often neighbours.
-    for (int64_t at = part; at < s.rows; at += parts) std::fill_n(rows + at * s.features, s.features, 0.0f);
-    for (int64_t group = 0; group < s.groups; ++group, sum += s.features) {
-      for (int64_t i = 0; i < s.width; ++i, ++id) {
-        const int64_t at = row_of(*id, s.rows);
-        if (at >= 0 && at % parts == part) add(rows + at * s.features, sum, s.features);
-      }
+    thread_local jaxnn::Buffer kept_ends, kept_groups;
+    // At first the number of ids of each row, then where those of this part's rows start, at last where they end.
+    int64_t* const ends = reinterpret_cast<int64_t*>(kept_ends.reserve(s.rows * sizeof(int64_t)));
+    std::fill_n(ends, s.rows, 0);
+    int64_t total = s.rows;
+    for (int64_t i = 0; i < num_ids; ++i)
+      if (const int64_t at = row_of(id[i], s.rows); at >= 0) ++ends[at], ++total;
+    // Parts are of as many rows and ids together, as a few rows may have most of the ids.
+    int64_t first = 0, done = 0;
+    for (; first < s.rows && done < part * total / parts; ++first) done += 1 + ends[first];
+    int64_t last = first, num_mine = 0;
+    for (; last < s.rows && done < (part + 1) * total / parts; ++last) {
+      const int64_t count = ends[last];
+      ends[last] = num_mine;
+      num_mine += count, done += 1 + count;
     }
+    int64_t* const groups = reinterpret_cast<int64_t*>(kept_groups.reserve(num_mine * sizeof(int64_t)));
+    for (int64_t group = 0; group < s.groups; ++group)
+      for (int64_t i = 0; i < s.width; ++i, ++id)
+        if (const int64_t at = row_of(*id, s.rows); first <= at && at < last) groups[ends[at]++] = group;
+    // Each row is written once, when it is in the cache; zeros of rows without ids together.
+    int64_t next = 0, zeroed = first;
+    for (int64_t at = first; at < last; ++at) {
+      if (next == ends[at]) continue;
+      std::fill_n(rows + zeroed * s.features, (at + 1 - zeroed) * s.features, 0.0f);
+      for (zeroed = at + 1; next < ends[at]; ++next)
+        add(rows + at * s.features, sum + groups[next] * s.features, s.features);
+    }
+    std::fill_n(rows + zeroed * s.features, (last - zeroed) * s.features, 0.0f);
+    kept_ends.trim(), kept_groups.trim();
   });
 }
 
