@@ -31,7 +31,7 @@ _PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "other": ("fused_inputs", "cudnn"),
     },
     "attention": {"cpu": ("native", "math", "memory_efficient"), "gpu": _GPU_ATTENTION, "other": ("xla",)},
-    "normalization": {"cpu": ("custom_vjp", "xla"), "other": ("xla", "custom_vjp")},
+    "normalization": {"cpu": ("native", "custom_vjp", "xla"), "other": ("xla", "custom_vjp")},
     "trees": {"cpu": ("native", "histograms"), "other": ("histograms",)},
     "histogram": {"cpu": ("by_column", "all_columns"), "other": ("all_columns", "by_column")},
 }
@@ -67,7 +67,7 @@ def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None
 
     ``obstacles`` maps an implementation to the reason why it cannot be used here, or None.
 
-    >>> jn.nn.choose("normalization", None, {})  # on a CPU
+    >>> jn.nn.choose("normalization", None, {"native": "the package is not installed"})  # on a CPU
     'custom_vjp'
     """
     preferred = _PREFERRED[operation]

@@ -1,6 +1,7 @@
 """Normalization layers with Flax's results, whose backward passes sum over the inputs twice instead of four times."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import jax
@@ -8,8 +9,9 @@ import jax.numpy as jnp
 from flax import linen
 from jax.typing import DTypeLike
 
-from jaxnn.nn._custom_vjp import custom_vjp, vary_together
-from jaxnn.nn._layer_arguments import batch_axis, batch_mask, choose, mean_over_batch_axis, scope
+from jaxnn.nn._custom_vjp import custom_vjp, native_or_xla, vary_together
+from jaxnn.nn._layer_arguments import batch_axis, batch_mask, batch_sharding, choose, mean_over_batch_axis, scope
+from jaxnn.nn._onednn import native_obstacle
 from jaxnn.types import ConfigError
 
 RMSNorm = linen.RMSNorm
@@ -35,7 +37,7 @@ class LayerNorm(linen.LayerNorm):
         if not plain or self.use_fast_variance or jax.typeof(x).sharding.mesh.explicit_axes:
             return cast(jax.Array, super().__call__(x, mask=mask))
         gain, bias, dtype = _gain_and_bias(self, x)
-        mean, variance = _moments((x.ndim - 1,), gain.dtype, x, None)
+        mean, variance = _moments(False, (x.ndim - 1,), gain.dtype, x, None)
         return _scale_rows(x, mean, jax.lax.rsqrt(variance + self.epsilon), gain, bias).astype(dtype)
 
 
@@ -45,15 +47,16 @@ class BatchNorm(linen.BatchNorm):
     Ioffe and Szegedy, Batch Normalization, 2015 (arXiv:1502.03167). The same attributes, parameters, ``batch_stats``
     and results to rounding. If the batch is sharded, statistics are those of the full batch; padding, rows whose
     ``Batch.mask`` is 0, does not count. ``"custom_vjp"``, the default for training on CPU, has a backward pass written
-    by hand and takes two passes for variances, so they are exact for a large mean too. ``"xla"`` is Flax's own code,
-    which also supports a mask argument, named axes and a channel axis other than the last.
+    by hand and takes two passes for variances, so they are exact for a large mean too. ``"native"``, on a CPU with the
+    package of ``make onednn`` and in float32, reads the batch once for both and once for the sums of the backward pass.
+    ``"xla"`` is Flax's own code, which supports a mask argument, named axes and a channel axis other than the last too.
 
     >>> layer = jn.nn.BatchNorm(use_running_average=False)
     >>> sorted(jax.eval_shape(layer.init, jax.random.key(0), jnp.ones((8, 3)))["batch_stats"])
     ['mean', 'var']
 
     Attributes:
-        implementation: ``"custom_vjp"``, ``"xla"``, or None for the fastest.
+        implementation: ``"native"``, ``"custom_vjp"``, ``"xla"``, or None for the fastest.
     """
 
     implementation: str | None = None
@@ -71,10 +74,13 @@ class BatchNorm(linen.BatchNorm):
         """
         running = linen.merge_param("use_running_average", self.use_running_average, use_running_average)
         split = None if batch_axis() is None or running else "each device holds a shard of the batch, as under pmap"
-        chosen = choose("normalization", self.implementation, {"custom_vjp": _obstacle(self, x, mask), "xla": split})
+        rows = None if running or mask is not None else batch_mask()  # those that are not padding; None: all
+        obstacle = _obstacle(self, x, mask)
+        native = obstacle or ("running statistics need no sums" if running else _native_obstacle(self, x, rows))
+        obstacles = {"native": native, "custom_vjp": obstacle, "xla": split}
+        chosen = choose("normalization", self.implementation, obstacles)
         # With running statistics, both are one pass over the inputs.
         chosen = "xla" if running else chosen
-        rows = None if running or mask is not None else batch_mask()  # those that are not padding; None: all
         if rows is not None:
             if len(rows) != len(x):
                 raise ConfigError(
@@ -84,8 +90,8 @@ class BatchNorm(linen.BatchNorm):
                 )
             rows = rows.reshape(-1, *[1] * (x.ndim - 1))
         with scope("normalization", chosen):
-            if chosen == "custom_vjp":
-                return _normalized(self, x, rows)
+            if chosen != "xla":
+                return _normalized(self, x, rows, chosen == "native")
             # Without any element Flax would give NaN.
             mask = mask if rows is None else rows | ~rows.any()
             return cast(jax.Array, super().__call__(x, use_running_average, mask=mask))
@@ -104,13 +110,27 @@ def _obstacle(module: BatchNorm, x: jax.Array, mask: jax.Array | None) -> str | 
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def _normalized(module: BatchNorm, x: jax.Array, rows: jax.Array | None) -> jax.Array:
+def _native_obstacle(module: BatchNorm, x: jax.Array, rows: jax.Array | None) -> str | None:
+    """The reason why the package cannot compute the sums, or None."""
+    if (obstacle := native_obstacle("jaxnn_moments")) is not None:
+        return obstacle
+    reasons = {
+        "it sums in float32": {x.dtype, jnp.dtype(module.dtype or x.dtype), jnp.dtype(module.param_dtype)}
+        != {jnp.dtype("float32")},
+        "the batch has padding": rows is not None,
+        "devices share the batch": batch_sharding(0) is not None,
+        "a size is symbolic or 0": not all(isinstance(size, int) and size for size in x.shape),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _normalized(module: BatchNorm, x: jax.Array, rows: jax.Array | None, native: bool) -> jax.Array:
     channels = x.shape[-1:]
     running_mean = module.variable("batch_stats", "mean", lambda: jnp.zeros(channels, jnp.float32))
     running_variance = module.variable("batch_stats", "var", lambda: jnp.ones(channels, jnp.float32))
     x, rows = vary_together(x, rows)
     gain, bias, dtype = _gain_and_bias(module, x)
-    mean, variance = _moments(tuple(range(x.ndim - 1)), gain.dtype, x, rows)
+    mean, variance = _moments(native, tuple(range(x.ndim - 1)), gain.dtype, x, rows)
     if batch_axis() is not None:
         # A device's weight is its share of the rows that are not padding: 1 on average.
         weight = 1 if rows is None else rows.sum() / jnp.maximum(mean_over_batch_axis(rows.sum(dtype=gain.dtype)), 1e-9)
@@ -120,7 +140,7 @@ def _normalized(module: BatchNorm, x: jax.Array, rows: jax.Array | None) -> jax.
         for running, batch in ((running_mean, mean), (running_variance, variance)):
             running.value = module.momentum * running.value + (1 - module.momentum) * batch.reshape(channels)
     factor = jax.lax.rsqrt(variance + module.epsilon) * gain
-    return _scale_channels(x, mean, factor, bias).astype(dtype)
+    return _scale_channels(native, x, mean, factor, bias).astype(dtype)
 
 
 def _gain_and_bias(module: Any, x: jax.Array) -> tuple[jax.Array, jax.Array, DTypeLike]:
@@ -144,17 +164,43 @@ def _mean(wide: jax.Array, axes: tuple[int, ...], rows: jax.Array | None) -> jax
     return means.sum(0, keepdims=True) / jnp.maximum(rows.sum(), 1)
 
 
-def _moments_forward(axes: tuple[int, ...], dtype: DTypeLike, x: jax.Array, rows: jax.Array | None) -> tuple[Any, Any]:
+def _native(target: str, batches: Sequence[jax.Array], *of_channels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two sums ``[1, ..., channels]`` over the rows of ``batches [..., channels]``."""
+    shape = batches[0].shape
+    rows = [batch.reshape(-1, shape[-1]) for batch in batches]
+    result: Any = jax.typeof(rows[0])
+    call: Any = jax.ffi.ffi_call(target, [result.update(shape=shape[-1:])] * 2, vmap_method="broadcast_all")
+    first, second = call(*rows, *(array.reshape(shape[-1]) for array in of_channels))
+    broad = (1,) * (len(shape) - 1) + shape[-1:]
+    return first.reshape(broad), second.reshape(broad)
+
+
+def _moments_forward(
+    native: bool, axes: tuple[int, ...], dtype: DTypeLike, x: jax.Array, rows: jax.Array | None
+) -> tuple[Any, Any]:
     """Mean and variance over ``axes``, kept with size 1, in two passes, so that they are exact for a large mean.
 
     If ``rows [rows, 1, ..., 1]`` bool are given, only rows that are True count; if none is, both moments are 0.
     """
+    if native:
+        mean, variance = _native_moments(x)
+        return (mean, variance), (x, mean, rows)
     wide = x.astype(dtype)
     mean = _mean(wide, axes, rows)
     return (mean, _mean(jnp.square(wide - mean), axes, rows)), (x, mean, rows)
 
 
-def _moments_backward(axes: tuple[int, ...], dtype: DTypeLike, saved: Any, cotangents: Any) -> tuple[jax.Array, None]:
+def _moments_by_xla(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    moments: tuple[jax.Array, jax.Array] = _moments_forward(False, tuple(range(x.ndim - 1)), x.dtype, x, None)[0]
+    return moments
+
+
+_native_moments = native_or_xla(lambda x: _native("jaxnn_moments", [x]), _moments_by_xla)
+
+
+def _moments_backward(
+    native: bool, axes: tuple[int, ...], dtype: DTypeLike, saved: Any, cotangents: Any
+) -> tuple[jax.Array, None]:
     x, mean, rows = saved
     to_mean, to_variance = cotangents
     count: int | jax.Array = math.prod(x.shape[axis] for axis in axes)
@@ -166,25 +212,34 @@ def _moments_backward(axes: tuple[int, ...], dtype: DTypeLike, saved: Any, cotan
     return grad.astype(x.dtype), None
 
 
-_moments = custom_vjp(lambda *arguments: _moments_forward(*arguments)[0], num_static=2)
+_moments = custom_vjp(lambda *arguments: _moments_forward(*arguments)[0], num_static=3)
 _moments.defvjp(_moments_forward, _moments_backward)
 
 
-@custom_vjp
-def _scale_channels(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:
+def _scale(native: bool, x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:
     """``(x - mean) * factor + bias`` with operands ``[1, ..., channels]`` of the result's dtype."""
     return (x.astype(mean.dtype) - mean) * factor + bias
 
 
-def _channels_backward(saved: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
-    x, mean, factor = saved
+def _channel_sums(grad: jax.Array, x: jax.Array, mean: jax.Array) -> tuple[jax.Array, jax.Array]:
     rows = tuple(range(x.ndim - 1))
-    total = grad.sum(rows, keepdims=True)
-    to_factor = (grad * (x.astype(mean.dtype) - mean)).sum(rows, keepdims=True)
+    products = (grad * (x.astype(mean.dtype) - mean)).sum(rows, keepdims=True)
+    return grad.sum(rows, keepdims=True), products
+
+
+_native_channel_sums = native_or_xla(
+    lambda grad, x, mean: _native("jaxnn_channel_sums", [grad, x], mean), _channel_sums
+)
+
+
+def _channels_backward(native: bool, saved: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
+    x, mean, factor = saved
+    total, to_factor = (_native_channel_sums if native else _channel_sums)(grad, x, mean)
     return (grad * factor).astype(x.dtype), -total * factor, to_factor, total
 
 
-_scale_channels.defvjp(lambda *arrays: (_scale_channels(*arrays), arrays[:3]), _channels_backward)
+_scale_channels = custom_vjp(_scale, num_static=1)
+_scale_channels.defvjp(lambda native, *arrays: (_scale(native, *arrays), arrays[:3]), _channels_backward)
 
 
 @custom_vjp

@@ -2,6 +2,7 @@
 
 - ``jaxnn_attention(query, key, value, lengths, causal)`` and ``jaxnn_attention_backward(…)``: see ``src/attention.h``;
   `jaxnn.nn` calls them.
+- ``jaxnn_channel_sums(grad, x, mean)``, ``jaxnn_moments(x)``: see ``src/batch_norm.cc``; `jaxnn.nn` calls them.
 - ``jaxnn_convolution(first, second)``: see ``src/convolution.cc``; `jaxnn.nn` calls it.
 - ``jaxnn_grow_trees(bins, gradients, …)``: see ``src/trees.cc``; `jaxnn.trees` calls it.
 - ``jaxnn_lookup_sums(table, ids)``, ``jaxnn_lookup_gradient(ids, sums)``: see ``src/lookup.cc``; `jaxnn.nn` calls them.
@@ -21,12 +22,14 @@ import jax
 TARGETS = (
     "jaxnn_attention",
     "jaxnn_attention_backward",
+    "jaxnn_channel_sums",
     "jaxnn_convolution",
     "jaxnn_grow_trees",
     "jaxnn_lookup_gradient",
     "jaxnn_lookup_sums",
     "jaxnn_lstm",
     "jaxnn_lstm_backward",
+    "jaxnn_moments",
     "jaxnn_product",
     "jaxnn_threads",
 )

@@ -1,0 +1,93 @@
+"""Native sums of batch normalization: equal to XLA's in every shape and derivative, and in other programs."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxnn.nn import BatchNorm, use_batch_mask
+from jaxnn.observe import implementations
+from jaxnn.types import ConfigError
+from tests import draws
+from tests.draws import assert_near
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("jaxnn_onednn") is None, reason="jaxnn-onednn is not installed: make onednn"
+)
+# Few rows; one channel; parts of blocks and of lanes; several blocks, of which the last is small; many channels.
+SHAPES = [(5, 3), (7, 1), (5, 3, 7), (2, 3, 20, 64), (40, 30, 33, 5), (300, 100)]
+
+
+def batch(shape: tuple[int, ...], seed: int = 0) -> jax.Array:
+    """Channels of different means and deviations."""
+    channels = jnp.arange(1.0, shape[-1] + 1).reshape(*[1] * (len(shape) - 1), -1)
+    return draws.normal(seed, *shape) * channels + 3 * channels
+
+
+def graded(by: str, x: jax.Array) -> Any:
+    """Outputs and statistics, and the gradients of a cubic function of them by the inputs, scale and bias."""
+    layer = BatchNorm(use_running_average=False, implementation=by)
+    variables = draws.variables(layer, x)
+
+    def loss(params: Any, x: jax.Array) -> Any:
+        y, updates = layer.apply({**variables, "params": params}, x, mutable=["batch_stats"])
+        return jnp.sum(y**3) + sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(updates)), (y, updates)
+
+    return jax.grad(loss, (0, 1), has_aux=True)(variables["params"], x)
+
+
+def test_results_and_gradients_equal_xlas() -> None:
+    xs = [batch(shape) for shape in SHAPES]
+    assert_near(*jax.jit(lambda xs: [[graded(by, x) for x in xs] for by in ("native", "custom_vjp")])(xs))
+
+
+def test_members_and_higher_derivatives_equal_xlas() -> None:
+    x, way = (jnp.stack([batch((40, 30, 15), seed + member) for member in range(2)]) for seed in (1, 5))
+
+    def derivatives(by: str) -> Any:
+        def pulled(x: jax.Array) -> Any:
+            return graded(by, x)[0]
+
+        return jax.vmap(lambda x, way: jax.jvp(pulled, (x,), (way,)))(x, way), jax.vmap(
+            lambda x, way: jax.grad(lambda x: jnp.vdot(pulled(x)[1], way))(x)
+        )(x, way)
+
+    assert_near(*jax.jit(lambda: [derivatives(by) for by in ("native", "custom_vjp")])())
+
+
+def test_moments_are_those_of_float64_and_have_the_same_bits_in_a_batch_of_members() -> None:
+    x = np.float32(4096 + np.random.default_rng(0).normal(size=(5000, 6)))
+    layer = BatchNorm(use_running_average=False, momentum=0.0, implementation="native")
+
+    def moments(x: Any) -> Any:
+        return layer.apply(draws.variables(layer, x), x, mutable=["batch_stats"])[1]["batch_stats"]
+
+    alone, members = jax.jit(lambda x: (moments(x), jax.vmap(moments)(jnp.stack([x + 1, x]))))(x)
+    np.testing.assert_allclose(alone["mean"], np.float64(x).mean(0), rtol=1e-7)
+    np.testing.assert_allclose(alone["var"], np.float64(x).var(0), rtol=1e-5)
+    jax.tree.map(lambda one, both: np.testing.assert_array_equal(one, both[1]), alone, members)
+
+
+def test_obstacles_have_a_reason_and_programs_for_other_platforms_have_xlas_sums() -> None:
+    x = batch((6, 4, 3))
+    layer = BatchNorm(use_running_average=False)
+
+    def refused(words: str, x: jax.Array, **options: Any) -> None:
+        with pytest.raises(ConfigError, match=f"cannot use 'native' here: .*{words}.*leave implementation"):
+            jax.eval_shape(layer.clone(implementation="native", **options).init, jax.random.key(0), x)
+
+    refused("float32", x.astype(jnp.bfloat16))
+    refused("float32", x, dtype=jnp.bfloat16)
+    refused("running statistics", x, use_running_average=True)
+    with use_batch_mask(np.arange(6) < 5):
+        refused("padding", x)
+
+    run = jax.jit(lambda x: layer.init_with_output(jax.random.key(0), x)[0])
+    assert implementations(run, x) == {"normalization": ["native"]}
+    assert "jaxnn_moments" in run.lower(x).as_text()
+    assert "jaxnn_moments" not in jax.export.export(run, platforms=["cuda"])(x).mlir_module()
