@@ -46,10 +46,11 @@ class BatchNorm(linen.BatchNorm):
 
     Ioffe and Szegedy, Batch Normalization, 2015 (arXiv:1502.03167). The same attributes, parameters, ``batch_stats``
     and results to rounding. If the batch is sharded, statistics are those of the full batch; padding, rows whose
-    ``Batch.mask`` is 0, does not count. ``"custom_vjp"``, the default for training on CPU, has a backward pass written
-    by hand and takes two passes for variances, so they are exact for a large mean too. ``"native"``, on a CPU with the
-    package of ``make onednn`` and in float32, reads the batch once for both and once for the sums of the backward pass.
-    ``"xla"`` is Flax's own code, which supports a mask argument, named axes and a channel axis other than the last too.
+    ``Batch.mask`` is 0, does not count. ``"custom_vjp"``, the default for training on a CPU, has a backward pass
+    written by hand and takes two passes for variances, so they are exact for a large mean too. ``"native"``, the
+    default with the package of ``make onednn``, does so too and reads the inputs half as often; it takes float32, no
+    padding, and batches that devices do not share. ``"xla"`` is Flax's own code, which also takes a mask argument,
+    named axes and another channel axis.
 
     >>> layer = jn.nn.BatchNorm(use_running_average=False)
     >>> sorted(jax.eval_shape(layer.init, jax.random.key(0), jnp.ones((8, 3)))["batch_stats"])
@@ -76,10 +77,10 @@ class BatchNorm(linen.BatchNorm):
         split = None if batch_axis() is None or running else "each device holds a shard of the batch, as under pmap"
         rows = None if running or mask is not None else batch_mask()  # those that are not padding; None: all
         obstacle = _obstacle(self, x, mask)
-        native = obstacle or ("running statistics need no sums" if running else _native_obstacle(self, x, rows))
+        native = obstacle or (None if running else _native_obstacle(self, x, rows))
         obstacles = {"native": native, "custom_vjp": obstacle, "xla": split}
         chosen = choose("normalization", self.implementation, obstacles)
-        # With running statistics, both are one pass over the inputs.
+        # With running statistics, all are one pass over the inputs.
         chosen = "xla" if running else chosen
         if rows is not None:
             if len(rows) != len(x):
@@ -165,7 +166,7 @@ def _mean(wide: jax.Array, axes: tuple[int, ...], rows: jax.Array | None) -> jax
 
 
 def _native(target: str, batches: Sequence[jax.Array], *of_channels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two sums ``[1, ..., channels]`` over the rows of ``batches [..., channels]``."""
+    """Two statistics ``[1, ..., channels]`` of the rows of ``batches [..., channels]``."""
     shape = batches[0].shape
     rows = [batch.reshape(-1, shape[-1]) for batch in batches]
     result: Any = jax.typeof(rows[0])
@@ -217,7 +218,7 @@ _moments.defvjp(_moments_forward, _moments_backward)
 
 
 def _scale(native: bool, x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:
-    """``(x - mean) * factor + bias`` with operands ``[1, ..., channels]`` of the result's dtype."""
+    """``(x - mean) * factor + bias`` with operands ``[1, ..., channels]``; ``native`` are the sums of its gradient."""
     return (x.astype(mean.dtype) - mean) * factor + bias
 
 
@@ -233,13 +234,14 @@ _native_channel_sums = native_or_xla(
 
 
 def _channels_backward(native: bool, saved: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
-    x, mean, factor = saved
+    x, mean, factor, _ = saved
     total, to_factor = (_native_channel_sums if native else _channel_sums)(grad, x, mean)
     return (grad * factor).astype(x.dtype), -total * factor, to_factor, total
 
 
 _scale_channels = custom_vjp(_scale, num_static=1)
-_scale_channels.defvjp(lambda native, *arrays: (_scale(native, *arrays), arrays[:3]), _channels_backward)
+# Forward mode cannot transpose the native sums.
+_scale_channels.defvjp(lambda native, *arrays: (_scale(native, *arrays), arrays), _channels_backward, push_forward=True)
 
 
 @custom_vjp

@@ -20,7 +20,7 @@ from jaxnn.types import ConfigError, suggest
 type Padding = str | Sequence[tuple[int, int]]
 type Implementation = str | Callable[..., jax.Array] | None
 _PADDINGS = ("SAME", "SAME_LOWER", "VALID")
-_MAX_SLICES = 32  # of one pooling, as each is code; beyond it, tiles are reduced and other windows left to Flax
+_MAX_SLICES = 32  # one per window position; larger tiles are reduced, other large windows left to Flax
 
 
 class Conv(linen.Conv):
@@ -177,8 +177,9 @@ def max_pool(
     pooling = _checked(inputs, window_shape, strides, padding)
     lowest = -jnp.inf if jnp.issubdtype(inputs.dtype, jnp.floating) else int(np.iinfo(inputs.dtype).min)
     if pooling.strides == pooling.window:
-        if math.prod(pooling.window) <= _MAX_SLICES:
-            return _tile_max(pooling.window, _tiled(inputs, pooling, lowest))
+        tiled = _tiled(inputs, pooling, lowest)
+        if math.prod(pooling.window) <= _MAX_SLICES and 0 not in tiled.shape:
+            return _tile_max(pooling.window, tiled)
         return _over_tiles(jnp.max, inputs, pooling, lowest)
     padded = _padded(inputs, pooling, lowest)
     windows = list(zip(padded.shape[pooling.first : -1], pooling.window, pooling.strides, strict=True))
@@ -284,17 +285,22 @@ def _over_tiles(reduce: Callable[..., jax.Array], inputs: jax.Array, pooling: _P
     return reduce(tiles, tuple(range(pooling.first + 1, tiles.ndim - 1, 2)))
 
 
+def _elements(window: tuple[int, ...], inputs: jax.Array) -> list[jax.Array]:
+    """For each place in a tile the elements ``[..., *tiles, features]`` there."""
+    first = inputs.ndim - 1 - len(window)
+    strides = (*[1] * first, *window, 1)
+    return [lax.slice(inputs, (*[0] * first, *place, 0), inputs.shape, strides) for place in np.ndindex(*window)]
+
+
 def _tile_max_forward(window: tuple[int, ...], inputs: jax.Array) -> tuple[jax.Array, tuple[jax.Array]]:
-    """The maxima ``[..., *tiles, features]`` of tiles of ``inputs``, and the place of each in its tile, int8."""
-    elements = [
-        inputs[(..., *(slice(at, None, width) for at, width in zip(place, window, strict=True)), slice(None))]
-        for place in np.ndindex(*window)
-    ]
-    largest = lax.optimization_barrier(functools.reduce(jnp.maximum, elements))
-    place = jnp.full(largest.shape, len(elements) - 1, jnp.int8)
-    for index in reversed(range(len(elements) - 1)):
-        place = jnp.where(elements[index] == largest, jnp.int8(index), place)
-    return largest, (place,)
+    """The maxima ``[..., *tiles, features]`` of tiles of ``inputs``, and the place of the first in each tile, int8."""
+    largest, *others = _elements(window, inputs)
+    place = jnp.zeros(largest.shape, jnp.int8)
+    for index, element in enumerate(others, 1):
+        stays = (largest >= element) | jnp.isnan(largest)
+        largest, place = lax.select(stays, largest, element), jnp.where(stays, place, jnp.int8(index))
+    # On a CPU, XLA would compute the maxima with what follows, and if that is flattened, element by element.
+    return lax.optimization_barrier(largest), (place,)
 
 
 def _tile_max_backward(window: tuple[int, ...], saved: tuple[jax.Array], grad: jax.Array) -> tuple[jax.Array]:
@@ -308,5 +314,5 @@ def _tile_max_backward(window: tuple[int, ...], saved: tuple[jax.Array], grad: j
     return (spread.reshape(*grad.shape[:first], *sizes, grad.shape[-1]),)
 
 
-_tile_max = custom_vjp(lambda *arguments: _tile_max_forward(*arguments)[0], num_static=1)
+_tile_max = custom_vjp(lambda *arguments: functools.reduce(jnp.maximum, _elements(*arguments)), num_static=1)
 _tile_max.defvjp(_tile_max_forward, _tile_max_backward)

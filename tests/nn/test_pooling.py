@@ -43,7 +43,7 @@ CASES: list[tuple[Any, ...]] = [
     ((2, 9, 8, 3), (3, 2), (1, 3), "SAME"),  # overlapping along one axis, gaps along the other
     ((2, 7, 5, 6, 3), (3, 2, 3), (2, 1, 2), "VALID"),  # three axes that overlap
     ((2, 40, 2), (35,), (1,), "VALID"),  # too wide for slices
-    ((2, 80, 2), (40,), (40,), "VALID"),  # tiles that are
+    ((2, 80, 2), (40,), (40,), "VALID"),  # tiles too large for slices
 ]
 
 

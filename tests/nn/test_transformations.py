@@ -63,7 +63,7 @@ def pools(name: str, pool: Callable[..., jax.Array], **options: Any) -> Row:
 
 
 def batch_normed(params: Any, x: jax.Array) -> jax.Array:
-    module = nn.BatchNorm(use_running_average=False, implementation="custom_vjp")
+    module = nn.BatchNorm(use_running_average=False)  # by the package, if it is installed, as in users' programs
     outputs: jax.Array = module.apply({"params": params}, x, mutable=["batch_stats"])[0]
     return outputs
 

@@ -19,12 +19,12 @@ struct Blocks {
   int64_t members = 1, rows, channels, folded, size, count;
 
   explicit Blocks(ffi::Span<const int64_t> shape) {
-    constexpr int64_t kLanes = 64, kElements = 1 << 14;
+    constexpr int64_t kLanes = 64, kElements = 1 << 14, kRows = 64;  // of a block at least, as merging takes time too
     const size_t rank = shape.size();
     for (size_t axis = 0; axis + 2 < rank; ++axis) members *= shape[axis];
     rows = shape[rank - 2], channels = shape[rank - 1];
     folded = std::max<int64_t>(kLanes / channels, 1);  // rows that are added side by side, if channels are few
-    size = std::max<int64_t>(kElements / (folded * channels), 1) * folded;
+    size = std::max<int64_t>(kElements / (folded * channels), (kRows + folded - 1) / folded) * folded;
     count = (rows + size - 1) / size;
   }
   int64_t num_lanes() const { return folded * channels; }
@@ -34,8 +34,7 @@ struct Blocks {
 bool is_array_of(ffi::Span<const int64_t> shape, ffi::Span<const int64_t> of_channels) {
   const size_t rank = shape.size();
   if (rank < 2 || of_channels.size() != rank - 1 || of_channels[rank - 2] != shape[rank - 1]) return false;
-  return std::equal(shape.begin(), shape.end() - 2, of_channels.begin()) &&
-         std::find(shape.begin(), shape.end(), 0) == shape.end();
+  return std::equal(shape.begin(), shape.end() - 2, of_channels.begin()) && shape[rank - 2] > 0 && shape[rank - 1] > 0;
 }
 
 JAXNN_VECTORIZED void add(const float* __restrict x, int64_t count, int64_t lanes, float* __restrict sums) {

@@ -4,8 +4,10 @@
 // the order of the ids, whatever the number of threads.
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <limits>
+#include <utility>
 
 #include "buffer.h"
 #include "pool.h"
@@ -86,32 +88,39 @@ ffi::Error lookup_gradient(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> ids, ffi:
     const int32_t* id = ids.typed_data() + member * num_ids;
     const float* sum = sums.typed_data() + member * s.groups * s.features;
     float* rows = result->typed_data() + member * s.rows * s.features;
-    thread_local jaxnn::Buffer kept_ends, kept_groups;
-    // At first the number of ids of each row, then where those of this part's rows start, at last where they end.
-    int64_t* const ends = reinterpret_cast<int64_t*>(kept_ends.reserve(s.rows * sizeof(int64_t)));
-    std::fill_n(ends, s.rows, 0);
-    int64_t total = s.rows;
+    // Parts are ranges of rows, with as many rows and ids together, since a few rows may have most of the ids.
+    constexpr int64_t kRanges = 4096;
+    std::array<int64_t, kRanges> counts{};
+    int64_t shift = 0, total = s.rows;
+    while (s.rows >> shift >= kRanges) ++shift;
     for (int64_t i = 0; i < num_ids; ++i)
-      if (const int64_t at = row_of(id[i], s.rows); at >= 0) ++ends[at], ++total;
-    // Parts are of as many rows and ids together, as a few rows may have most of the ids.
-    int64_t first = 0, done = 0;
-    for (; first < s.rows && done < part * total / parts; ++first) done += 1 + ends[first];
-    int64_t last = first, num_mine = 0;
-    for (; last < s.rows && done < (part + 1) * total / parts; ++last) {
-      const int64_t count = ends[last];
-      ends[last] = num_mine;
-      num_mine += count, done += 1 + count;
-    }
+      if (const int64_t at = row_of(id[i], s.rows); at >= 0) ++counts[at >> shift], ++total;
+    int64_t range = 0, done = 0;
+    const auto end_of = [&](int64_t index) {
+      for (; range << shift < s.rows && done < index * total / parts; ++range)
+        done += std::min(int64_t{1} << shift, s.rows - (range << shift)) + counts[range];
+      return std::min(range << shift, s.rows);
+    };
+    const int64_t first = end_of(part), last = end_of(part + 1);
+    thread_local jaxnn::Buffer kept_ends, kept_groups;
+    // At first the number of ids of each row, then where they start, at last where they end.
+    int64_t* const ends = reinterpret_cast<int64_t*>(kept_ends.reserve((last - first) * sizeof(int64_t)));
+    std::fill_n(ends, last - first, 0);
+    for (int64_t i = 0; i < num_ids; ++i)
+      if (const int64_t at = row_of(id[i], s.rows); first <= at && at < last) ++ends[at - first];
+    int64_t num_mine = 0;
+    for (int64_t at = 0; at < last - first; ++at) num_mine += std::exchange(ends[at], num_mine);
     int64_t* const groups = reinterpret_cast<int64_t*>(kept_groups.reserve(num_mine * sizeof(int64_t)));
     for (int64_t group = 0; group < s.groups; ++group)
       for (int64_t i = 0; i < s.width; ++i, ++id)
-        if (const int64_t at = row_of(*id, s.rows); first <= at && at < last) groups[ends[at]++] = group;
+        if (const int64_t at = row_of(*id, s.rows); first <= at && at < last) groups[ends[at - first]++] = group;
     // Each row is written once, when it is in the cache; zeros of rows without ids together.
     int64_t next = 0, zeroed = first;
     for (int64_t at = first; at < last; ++at) {
-      if (next == ends[at]) continue;
+      const int64_t end = ends[at - first];
+      if (next == end) continue;
       std::fill_n(rows + zeroed * s.features, (at + 1 - zeroed) * s.features, 0.0f);
-      for (zeroed = at + 1; next < ends[at]; ++next)
+      for (zeroed = at + 1; next < end; ++next)
         add(rows + at * s.features, sum + groups[next] * s.features, s.features);
     }
     std::fill_n(rows + zeroed * s.features, (last - zeroed) * s.features, 0.0f);
