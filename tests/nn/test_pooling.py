@@ -120,6 +120,9 @@ def test_no_window_reduction_in_the_gradients_of_tiles_and_maxima() -> None:
         pooled = partial(pool, window_shape=window, strides=(2, 2), padding=padding)
         program = str(jax.make_jaxpr(jax.grad(lambda x, f=pooled: f(x).sum()))(x))
         assert "reduce_window" not in program and "select_and_scatter" not in program
+    symbolic = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("batch"), 8, 8, 3), jnp.float32)
+    tiles = jax.jit(partial(nn.max_pool, window_shape=(2, 2), strides=(2, 2)))
+    assert "gather" not in jax.export.export(tiles)(symbolic).mlir_module()
 
 
 def test_gradients_of_equal_maxima_and_nan() -> None:
