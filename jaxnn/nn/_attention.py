@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from jaxnn.nn._custom_vjp import custom_vjp, native_or_xla
 from jaxnn.nn._layer_arguments import choose, compute_capability, map_rows, scope, shard_rows, sharding_obstacle
 from jaxnn.nn._memory_efficient_attention import BLOCK, memory_efficient_attention
-from jaxnn.nn._onednn import native_obstacle, onednn_package
+from jaxnn.nn._onednn import native_call, native_obstacle, onednn_package
 from jaxnn.types import ConfigError
 
 _FEW_HEADS, _FEW_SCORES = 4, 2**14
@@ -257,17 +257,14 @@ def _native_kernel(causal: bool) -> Callable[..., jax.Array]:
     """A function of the scaled ``query [batch, T, heads, head_dim]``, ``key``, ``value`` and ``lengths [batch]``."""
 
     def forward(*arrays: jax.Array) -> Any:
-        query: Any = jax.typeof(arrays[0])
-        batch, num_queries, heads, _ = query.shape
-        results = [query, query.update(shape=(batch, heads, num_queries))]
-        call: Any = jax.ffi.ffi_call("jaxnn_attention", results, vmap_method="broadcast_all")
-        output, log_sums = call(*arrays, causal=np.int64(causal))
+        batch, num_queries, heads, _ = shape = arrays[0].shape
+        shapes = [shape, (batch, heads, num_queries)]
+        output, log_sums = native_call("jaxnn_attention", shapes, *arrays, causal=np.int64(causal))
         return output, (*arrays, output, log_sums)
 
     def backward(saved: Any, cotangent: jax.Array) -> Any:
-        results = list(map(jax.typeof, saved[:3]))
-        call: Any = jax.ffi.ffi_call("jaxnn_attention_backward", results, vmap_method="broadcast_all")
-        return *call(*saved, cotangent, causal=np.int64(causal)), None
+        shapes = [array.shape for array in saved[:3]]
+        return *native_call("jaxnn_attention_backward", shapes, *saved, cotangent, causal=np.int64(causal)), None
 
     def by_xla(query: jax.Array, key: jax.Array, value: jax.Array, lengths: jax.Array) -> jax.Array:
         args = _Arguments(query, key, value, None, None, lengths, None, causal, 1.0)

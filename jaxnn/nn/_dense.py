@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen
 from jax import lax
 from jax.typing import ArrayLike
@@ -23,7 +22,7 @@ from jaxnn.nn._layer_arguments import (
     map_rows,
     scope,
 )
-from jaxnn.nn._onednn import native_obstacle, product, product_obstacle
+from jaxnn.nn._onednn import native_call, native_obstacle, product, product_obstacle
 from jaxnn.types import ConfigError
 
 _NONE = -(2**31)  # an id that counts for nothing, in the native kernels
@@ -150,23 +149,16 @@ class Embed(linen.Embed):
             return (_native_look_up if name == "native" else _look_up)(summed, table, ids, where)
 
 
-def _native(target: str, shape: tuple[int, ...], *operands: jax.Array) -> jax.Array:
-    aval: Any = jax.typeof(operands[-1])
-    result = aval.update(shape=shape, dtype=np.dtype("float32"))
-    call: Any = jax.ffi.ffi_call(target, result, vmap_method="broadcast_all")
-    return call(*operands)  # type: ignore[no-any-return]
-
-
 @jax.custom_jvp
 def _row_sums(table: jax.Array, ids: jax.Array) -> jax.Array:
     """The sums ``[groups, features]`` of the rows of ``ids [groups, n]``, of which `_NONE` has none."""
-    return _native("jaxnn_lookup_sums", (len(ids), table.shape[1]), table, ids)
+    return native_call("jaxnn_lookup_sums", [(len(ids), table.shape[1])], table, ids)[0]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _table_gradient(num_rows: int, ids: jax.Array, sums: jax.Array) -> jax.Array:
     """The gradient ``[num_rows, features]`` of the table of `_row_sums`."""
-    return _native("jaxnn_lookup_gradient", (num_rows, sums.shape[1]), ids, sums)
+    return native_call("jaxnn_lookup_gradient", [(num_rows, sums.shape[1])], ids, sums)[0]
 
 
 def _row_sums_by_xla(table: jax.Array, ids: jax.Array) -> jax.Array:

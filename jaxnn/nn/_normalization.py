@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from jaxnn.nn._custom_vjp import custom_vjp, native_or_xla, vary_together
 from jaxnn.nn._layer_arguments import batch_axis, batch_mask, batch_sharding, choose, mean_over_batch_axis, scope
-from jaxnn.nn._onednn import native_obstacle
+from jaxnn.nn._onednn import native_call, native_obstacle
 from jaxnn.types import ConfigError
 
 RMSNorm = linen.RMSNorm
@@ -169,9 +169,8 @@ def _native(target: str, batches: Sequence[jax.Array], *of_channels: jax.Array) 
     """Two statistics ``[1, ..., channels]`` of the rows of ``batches [..., channels]``."""
     shape = batches[0].shape
     rows = [batch.reshape(-1, shape[-1]) for batch in batches]
-    result: Any = jax.typeof(rows[0])
-    call: Any = jax.ffi.ffi_call(target, [result.update(shape=shape[-1:])] * 2, vmap_method="broadcast_all")
-    first, second = call(*rows, *(array.reshape(shape[-1]) for array in of_channels))
+    channels = [array.reshape(shape[-1]) for array in of_channels]
+    first, second = native_call(target, [shape[-1:]] * 2, *rows, *channels)
     broad = (1,) * (len(shape) - 1) + shape[-1:]
     return first.reshape(broad), second.reshape(broad)
 

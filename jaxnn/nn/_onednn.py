@@ -51,6 +51,16 @@ def native_obstacle(target: str) -> str | None:
     return None if target in known else f"the package jaxnn-onednn is older than jaxnn: {INSTALL}"
 
 
+def native_call(
+    target: str, shapes: Sequence[tuple[int, ...]], *operands: jax.Array, **attributes: Any
+) -> list[jax.Array]:
+    """The float32 results of ``shapes`` of the package's kernel ``target``, whose members of `jax.vmap` come first."""
+    like: Any = jax.typeof(operands[-1])  # varies over the mesh axes of all
+    results = [like.update(shape=shape, dtype=np.dtype("float32")) for shape in shapes]
+    call: Any = jax.ffi.ffi_call(target, results, vmap_method="broadcast_all")
+    return list(call(*operands, **attributes))
+
+
 def onednn_missing() -> str | None:
     """Why the kernels cannot be used on this machine, where they could be: what to install; else None."""
     package = onednn_package() if sys.platform == "linux" and os.uname().machine == "x86_64" else None

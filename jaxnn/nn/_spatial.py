@@ -180,7 +180,7 @@ def max_pool(
         tiled = _tiled(inputs, pooling, lowest)
         if math.prod(pooling.window) <= _MAX_SLICES and 0 not in tiled.shape:
             return _tile_max(pooling.window, tiled)
-        return _over_tiles(jnp.max, inputs, pooling, lowest)
+        return _over_tiles(jnp.max, tiled, pooling)
     padded = _padded(inputs, pooling, lowest)
     windows = list(zip(padded.shape[pooling.first : -1], pooling.window, pooling.strides, strict=True))
     if sum(pooling.window) > _MAX_SLICES or any(size < width for size, width, _ in windows):
@@ -189,8 +189,8 @@ def max_pool(
     for axis, (size, width, step) in reversed(list(enumerate(windows, pooling.first))):
         # For each window position, the elements there of all windows along the axis.
         elements = [lax.slice_in_dim(padded, at, at + size - width + 1, step, axis) for at in range(width)]
-        # The larger of two; of equals the left one, which gets all of the gradient; NaN if one is NaN.
-        padded = functools.reduce(lambda a, b: lax.select((a >= b) | jnp.isnan(a), a, b), elements)
+        # The left one of equals gets all of the gradient.
+        padded = functools.reduce(lambda a, b: lax.select(_is_first(a, b), a, b), elements)
     return padded
 
 
@@ -213,11 +213,11 @@ def avg_pool(
         inputs = inputs.astype(jnp.float32)
     if pooling.strides != pooling.window:
         return _by_flax(linen.avg_pool, inputs, pooling, count_include_pad).astype(inputs.dtype)
-    means = _over_tiles(jnp.mean, inputs, pooling, 0.0)
+    means = _over_tiles(jnp.mean, _tiled(inputs, pooling, 0.0), pooling)
     if count_include_pad or not any(map(any, pooling.padding)):
         return means
     ones = jnp.ones((*[1] * pooling.first, *inputs.shape[pooling.first : -1], 1), inputs.dtype)
-    return means / _over_tiles(jnp.mean, ones, pooling, 0.0)
+    return means / _over_tiles(jnp.mean, _tiled(ones, pooling, 0.0), pooling)
 
 
 class _Pooling(NamedTuple):
@@ -268,6 +268,11 @@ def _padded(inputs: jax.Array, pooling: _Pooling, fill: Any) -> jax.Array:
     return lax.pad(inputs, jnp.asarray(fill, inputs.dtype), pads)
 
 
+def _is_first(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Whether ``a`` is the first maximum of the two, which is NaN if one is NaN."""
+    return (a >= b) | jnp.isnan(a)
+
+
 def _tiled(inputs: jax.Array, pooling: _Pooling, fill: Any) -> jax.Array:
     """The padded input without the remainder that fills no window."""
     padded = _padded(inputs, pooling, fill)
@@ -275,9 +280,8 @@ def _tiled(inputs: jax.Array, pooling: _Pooling, fill: Any) -> jax.Array:
     return padded[(..., *(slice(size // width * width) for size, width in sizes), slice(None))]
 
 
-def _over_tiles(reduce: Callable[..., jax.Array], inputs: jax.Array, pooling: _Pooling, fill: Any) -> jax.Array:
-    """Applies ``reduce`` to the tiles of the padded input; a remainder is dropped."""
-    tiled = _tiled(inputs, pooling, fill)
+def _over_tiles(reduce: Callable[..., jax.Array], tiled: jax.Array, pooling: _Pooling) -> jax.Array:
+    """Applies ``reduce`` to the tiles of what `_tiled` returned."""
     sizes = zip(tiled.shape[pooling.first : -1], pooling.window, strict=True)
     pairs = [(size // width, width) for size, width in sizes]
     # [..., tiles_0, window_0, tiles_1, window_1, …, features]
@@ -297,7 +301,7 @@ def _tile_max_forward(window: tuple[int, ...], inputs: jax.Array) -> tuple[jax.A
     largest, *others = _elements(window, inputs)
     place = jnp.zeros(largest.shape, jnp.int8)
     for index, element in enumerate(others, 1):
-        stays = (largest >= element) | jnp.isnan(largest)
+        stays = _is_first(largest, element)
         largest, place = lax.select(stays, largest, element), jnp.where(stays, place, jnp.int8(index))
     # On a CPU, XLA would compute the maxima with what follows, and if that is flattened, element by element.
     return lax.optimization_barrier(largest), (place,)
