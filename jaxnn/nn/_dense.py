@@ -12,7 +12,7 @@ from flax import linen
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxnn.nn._custom_vjp import custom_vjp
+from jaxnn.nn._custom_vjp import custom_vjp, native_or_xla
 from jaxnn.nn._layer_arguments import (
     at_least_int32,
     batch_axis,
@@ -27,6 +27,7 @@ from jaxnn.types import ConfigError
 
 _NONE = -(2**31)  # an id that counts for nothing, in the native kernels
 _BITS = 16  # per element; a Threefry block, two words of 32 bits, serves four elements
+_MIN_DRAWN = 2**12  # elements: fewer are drawn by XLA as fast
 
 
 def dot_general(
@@ -259,23 +260,42 @@ class Dropout(linen.Module):
             rows = x.shape[batch]
             full = (*x.shape[:batch], rows * lax.axis_size(axis), *x.shape[batch + 1 :])
             bits = lax.dynamic_slice_in_dim(_random_bits(key, full), lax.axis_index(axis) * rows, rows, batch)
-        keep = bits >= threshold.astype(jnp.uint32)
+        keep = bits.astype(jnp.uint32) >= threshold.astype(jnp.uint32)
         kept = 1.0 - threshold.astype(jnp.promote_types(x.dtype, jnp.float32)) / 2**_BITS
         # At rate 1 nothing is kept: any finite scale avoids NaN in the gradient.
         scale = 1.0 / jnp.where(kept > 0.0, kept, 1.0)
         return jnp.where(keep, x * scale, 0.0).astype(x.dtype)
 
 
-@functools.partial(jax.jit, static_argnums=1)
 def _random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Uniform integers of 16 bits in ``uint32``: quarters of the last axis are the halves of a block's two words."""
+    """Uniform ``uint16``: quarters of the last axis are the halves of a block's two words."""
+    obstacle = native_obstacle("jaxnn_random_bits")
+    if batch_sharding(0) is not None:
+        obstacle = "devices share the batch"
+    elif not all(isinstance(size, int) for size in shape) or math.prod(shape) < _MIN_DRAWN:
+        obstacle = "a size is symbolic, or there are few elements"
+    name = choose("dropout", None, {"native": obstacle})
+    with scope("dropout", name):
+        seed = jax.random.bits(key, (2,), jnp.uint32)
+        return (_native_bits if name == "native" else _bits_by_xla)(seed, shape)
+
+
+def _native_bits(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    def native(seed: jax.Array) -> jax.Array:
+        return native_call("jaxnn_random_bits", [shape], seed, dtype="uint16")[0]
+
+    bits: jax.Array = native_or_xla(native, functools.partial(_bits_by_xla, shape=shape))(seed)
+    return bits
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _bits_by_xla(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     *leading, width = shape or (1,)
     blocks = (*leading, -(-width // 4))
     counter = jax.lax.iota(jnp.uint32, math.prod(blocks)).reshape(blocks)
-    seed = jax.random.bits(key, (2,), jnp.uint32)
     # Without the barrier XLA recomputes the block for each of its four elements.
     first, second = jax.lax.optimization_barrier(_threefry(seed, counter))
-    halves = [half for word in (first, second) for half in (word & 0xFFFF, word >> 16)]
+    halves = [half.astype(jnp.uint16) for word in (first, second) for half in (word, word >> 16)]
     return jnp.concatenate(halves, axis=-1)[..., :width].reshape(shape)
 
 

@@ -24,6 +24,7 @@ _GPU_ATTENTION = "cudnn", "xla", "math", "memory_efficient"
 _PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "convolution": {"cpu": ("onednn", "channels_last", "xla"), "other": ("xla", "channels_last")},
     "dense": {"cpu": ("onednn", "xla"), "other": ("xla",)},
+    "dropout": {"cpu": ("native", "xla"), "other": ("xla",)},
     "lookup": {"cpu": ("native", "xla"), "other": ("xla",)},
     "recurrence": {
         "cpu": ("native", "fused_inputs", "cudnn"),

@@ -52,11 +52,15 @@ def native_obstacle(target: str) -> str | None:
 
 
 def native_call(
-    target: str, shapes: Sequence[tuple[int, ...]], *operands: jax.Array, **attributes: Any
+    target: str,
+    shapes: Sequence[tuple[int, ...]],
+    *operands: jax.Array,
+    dtype: str = "float32",
+    **attributes: Any,
 ) -> list[jax.Array]:
-    """The float32 results of ``shapes`` of the package's kernel ``target``, whose members of `jax.vmap` come first."""
+    """The results of ``shapes`` of the package's kernel ``target``, whose members of `jax.vmap` come first."""
     like: Any = jax.typeof(operands[-1])  # varies over the mesh axes of all
-    results = [like.update(shape=shape, dtype=np.dtype("float32")) for shape in shapes]
+    results = [like.update(shape=shape, dtype=np.dtype(dtype)) for shape in shapes]
     call: Any = jax.ffi.ffi_call(target, results, vmap_method="broadcast_all")
     return list(call(*operands, **attributes))
 

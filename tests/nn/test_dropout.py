@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ from flax import linen
 from jax.extend.random import threefry_2x32
 
 from jaxnn.nn import Dropout, use_batch_axis
+from jaxnn.observe import implementations
 from jaxnn.types import ConfigError
 from tests import draws
 
@@ -67,6 +69,20 @@ def test_masks_and_scales_are_exact() -> None:
             kept = x / (1 - min(threshold, 2**16 - 1) / 2**16)
             np.testing.assert_allclose(output, np.where(bits < threshold, 0.0, kept), rtol=1e-6)
     assert jax.eval_shape(lambda: drop(0.5, jnp.ones((0, 4)))).shape == (0, 4)
+
+
+def test_many_elements_are_drawn_from_the_same_bits() -> None:
+    shapes = [(70, 61), (4099,), (9, 5, 8, 16)]  # by the native kernel, if it is installed: see below
+
+    def run(key: jax.Array) -> Any:
+        return [(drop(0.5, jnp.ones(shape), key), random_bits(key, shape)) for shape in shapes]
+
+    keys = jax.random.split(KEY, 3)
+    for outputs, bits in jax.jit(lambda: [*run(KEY), *jax.vmap(run)(keys)])():
+        np.testing.assert_array_equal(outputs, np.where(bits < 2**15, 0, 2))
+    installed = importlib.util.find_spec("jaxnn_onednn") is not None
+    found = implementations(jax.jit(lambda key: drop(0.5, jnp.ones(shapes[0]), key)), KEY)
+    assert found == {"dropout": ["native" if installed else "xla"]}
 
 
 def test_float64_is_scaled_in_float64() -> None:

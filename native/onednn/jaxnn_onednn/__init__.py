@@ -8,6 +8,7 @@
 - ``jaxnn_lookup_sums(table, ids)``, ``jaxnn_lookup_gradient(ids, sums)``: see ``src/lookup.cc``; `jaxnn.nn` calls them.
 - ``jaxnn_lstm(products, kernel, c, h)`` and ``jaxnn_lstm_backward(…)``: see ``src/lstm.h``; `jaxnn.nn` calls them.
 - ``jaxnn_product(left, right, transposed)``: ``left @ right``, of which one may be transposed; `jaxnn.nn` calls it.
+- ``jaxnn_random_bits(seed)``: see ``src/random_bits.cc``; `jaxnn.nn` calls it.
 - ``jaxnn_threads()``: the number of threads in XLA's pool, int32.
 
 A target whose arguments change gets a new name: by that jaxnn finds that this package is older.
@@ -31,6 +32,7 @@ TARGETS = (
     "jaxnn_lstm_backward",
     "jaxnn_moments",
     "jaxnn_product",
+    "jaxnn_random_bits",
     "jaxnn_threads",
 )
 
