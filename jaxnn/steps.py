@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxnn.nn import unbox
-from jaxnn.optim import LossScaleState, apply_updates, as_one, evaluation_params, step_norms
+from jaxnn.nn import adam_update, unbox
+from jaxnn.optim import AdamTransformation, LossScaleState, apply_updates, as_one, evaluation_params, step_norms
 from jaxnn.tasks import checked, checked_batch
 from jaxnn.types import Array, Batch, ConfigError, Metrics, Params, PyTree, Task, TrainState, TrainStep
 
@@ -73,6 +73,12 @@ def make_train_step(
     task = checked(task)
     update = optax.with_extra_args_support(as_one(optimizer)).update
 
+    def apply(gradient: Params, opt_state: Any, params: Params, **extra: Any) -> tuple[Params, Any]:
+        if isinstance(optimizer, AdamTransformation):
+            return optimizer.step(adam_update, gradient, opt_state, params, **extra)
+        updates, opt_state = update(gradient, opt_state, params, **extra)
+        return apply_updates(params, updates), opt_state
+
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         checked_batch(batch)
         if value_and_grad is jax.value_and_grad and isinstance(state.opt_state, LossScaleState):
@@ -84,10 +90,8 @@ def make_train_step(
 
         loss_and_gradient = value_and_grad(task.loss, has_aux=True)
         (loss, (model_state, metrics)), gradient = loss_and_gradient(state.params, state.model_state, batch, key)
-        updates, opt_state = update(
-            gradient, state.opt_state, state.params, value=loss, grad=gradient, value_fn=value_fn
-        )
-        params = apply_updates(state.params, updates)
+        extra = {"value": loss, "grad": gradient, "value_fn": value_fn}
+        params, opt_state = apply(gradient, state.opt_state, state.params, **extra)
         metrics = {"loss": loss, **metrics, **step_norms(opt_state)}
         return TrainState(state.step + 1, params, model_state, opt_state, state.key), metrics
 

@@ -31,7 +31,7 @@ from jaxnn.nn._layer_arguments import (
     use_batch_sharding,
 )
 from jaxnn.nn._normalization import BatchNorm, LayerNorm, RMSNorm
-from jaxnn.nn._onednn import native_obstacle, onednn_missing
+from jaxnn.nn._onednn import adam_update, native_obstacle, onednn_missing
 from jaxnn.nn._rnn import GRU, LSTM, Bidirectional, Recurrent
 from jaxnn.nn._spatial import Conv, avg_pool, conv_general_dilated, max_pool
 

@@ -33,6 +33,7 @@ _PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "attention": {"cpu": ("native", "math", "memory_efficient"), "gpu": _GPU_ATTENTION, "other": ("xla",)},
     "normalization": {"cpu": ("native", "custom_vjp", "xla"), "other": ("xla", "custom_vjp")},
+    "adam": {"cpu": ("native", "xla"), "other": ("xla",)},
     "trees": {"cpu": ("native", "histograms"), "other": ("histograms",)},
     "histogram": {"cpu": ("by_column", "all_columns"), "other": ("all_columns", "by_column")},
 }

@@ -11,7 +11,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -22,12 +22,14 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from jaxnn.nn._channels_last_conv import Geometry, abstract_result, convolution, convolve, evaluate
-from jaxnn.nn._layer_arguments import map_rows, platform, sharding_obstacle
+from jaxnn.nn._custom_vjp import native_or_xla, vary_together
+from jaxnn.nn._layer_arguments import batch_sharding, choose, map_rows, platform, scope, sharding_obstacle
 
 INSTALL = "make onednn (or: pip install ./native/onednn)"
 _DTYPES = "float32", "bfloat16"
 type Transposed = Literal["left", "right"] | None
 _ROLES = "input", "kernel", "output"  # numbered as in the package
+_MIN_UPDATED = 2**14  # elements of a parameter: with fewer, XLA's three passes of Adam are as fast
 _MIN_PRODUCTS = 2**19  # multiplications of a matrix product: with fewer, XLA is faster
 
 
@@ -56,12 +58,16 @@ def native_call(
     shapes: Sequence[tuple[int, ...]],
     *operands: jax.Array,
     dtype: str = "float32",
+    in_place: dict[int, int] | None = None,
     **attributes: Any,
 ) -> list[jax.Array]:
-    """The results of ``shapes`` of the package's kernel ``target``, whose members of `jax.vmap` come first."""
+    """The results of ``shapes`` of the package's kernel ``target``, whose members of `jax.vmap` come first.
+
+    ``in_place`` maps the index of an operand, to which the kernel may write, to that of its result.
+    """
     like: Any = jax.typeof(operands[-1])  # varies over the mesh axes of all
     results = [like.update(shape=shape, dtype=np.dtype(dtype)) for shape in shapes]
-    call: Any = jax.ffi.ffi_call(target, results, vmap_method="broadcast_all")
+    call: Any = jax.ffi.ffi_call(target, results, vmap_method="broadcast_all", input_output_aliases=in_place)
     return list(call(*operands, **attributes))
 
 
@@ -240,3 +246,43 @@ ad.defbilinear(_product, _left_gradient, _right_gradient)
 batching.primitive_batchers[_product] = _batch_product
 mlir.register_lowering(_product, mlir.lower_fun(_evaluate_product, multiple_results=False))
 mlir.register_lowering(_product, mlir.lower_fun(_evaluate_product_native, multiple_results=False), platform="cpu")
+
+
+def adam_update(param: jax.Array, gradient: jax.Array, mu: jax.Array, nu: jax.Array) -> Callable[..., Any] | None:
+    """The update of a parameter and its two moments, a function of Adam's ``numbers [9]``; None: it is for XLA.
+
+    The numbers are the decay of the first moment and 1 less that, those of the second, ``rate / (1 - b1**count)``,
+    ``1 / (1 - b2**count)``, ``eps``, ``eps_root`` and ``rate * weight_decay``.
+    """
+    if not isinstance(param.size, int) or param.size < _MIN_UPDATED:
+        return None
+    obstacle = native_obstacle("jaxnn_adam")
+    if {str(array.dtype) for array in (param, gradient, mu, nu)} != {"float32"}:
+        obstacle = "it updates float32"
+    elif batch_sharding(0) is not None:
+        obstacle = "devices share the batch"
+    if choose("adam", None, {"native": obstacle}) != "native":
+        return None
+
+    def update(numbers: jax.Array) -> Any:
+        with scope("adam", "native"):
+            return _adam(*vary_together(gradient, mu, nu, numbers, param))
+
+    return update
+
+
+def _adam_by_xla(
+    gradient: jax.Array, mu: jax.Array, nu: jax.Array, numbers: jax.Array, param: jax.Array
+) -> tuple[jax.Array, ...]:
+    decay_mu, part_mu, decay_nu, part_nu, rate, factor_nu, eps, eps_root, shrink = numbers
+    mu = decay_mu * mu + part_mu * gradient
+    nu = decay_nu * nu + part_nu * jnp.square(gradient)
+    return param - (rate * mu / (jnp.sqrt(nu * factor_nu + eps_root) + eps) + shrink * param), mu, nu
+
+
+def _native_adam(*operands: jax.Array) -> tuple[jax.Array, ...]:
+    shapes = [operands[-1].shape] * 3
+    return tuple(native_call("jaxnn_adam", shapes, *operands, in_place={4: 0, 1: 1, 2: 2}))
+
+
+_adam = native_or_xla(_native_adam, _adam_by_xla)

@@ -1,6 +1,7 @@
-"""Schedules, and combinators that take an Optax optimizer and return one."""
+"""Schedules, combinators that take an Optax optimizer and return one, and Adam in one pass."""
 
 from jaxnn.optim import _schedules as schedules
+from jaxnn.optim._adam import AdamTransformation, adam, adamw
 from jaxnn.optim._combinators import (
     LossScaleState,
     as_one,
@@ -21,6 +22,8 @@ from jaxnn.optim._row_gradients import SparseRows, apply_updates, value_and_row_
 from jaxnn.optim._sparse_rows import sparse_rows, value_and_grad_of
 
 __all__ = [
+    "adam",
+    "adamw",
     "evaluation_params",
     "is_decayed",
     "layer_decay",

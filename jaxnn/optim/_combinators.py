@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from jaxnn.optim._adam import AdamTransformation
 from jaxnn.types import ConfigError, Params, check_int
 
 
@@ -58,7 +59,15 @@ def with_clipping(
         scale = jnp.minimum(1.0, max_norm / norm)  # 1 where the norm is 0
         return jax.tree.map(lambda update: update * scale.astype(update.dtype), updates)
 
-    return optax.chain(optax.stateless(clip), optimizer)
+    chained = optax.chain(optax.stateless(clip), optimizer)
+    if not isinstance(optimizer, AdamTransformation):
+        return chained
+
+    def step(leaf_update: Any, gradient: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
+        params, inner = optimizer.step(leaf_update, clip(gradient, params), state[1], params, **extra)
+        return params, (state[0], inner)
+
+    return AdamTransformation.of(chained, step)
 
 
 class AveragedState(NamedTuple):

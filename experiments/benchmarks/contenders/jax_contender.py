@@ -53,7 +53,10 @@ def fitted(problem: Any, network: Any, steps: int, dtype: str) -> Callable[[], f
         return made._replace(init=init)
 
     experiment = jn.Experiment(
-        config, lambda config: in_training_order(problem, config), task, lambda config: optax.adam(config.learning_rate)
+        config,
+        lambda config: in_training_order(problem, config),
+        task,
+        lambda config: jn.optim.adam(config.learning_rate),
     )
     folder = tempfile.TemporaryDirectory()
     iteration = jn.iterate(

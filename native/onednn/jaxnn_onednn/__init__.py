@@ -1,5 +1,6 @@
 """Native CPU kernels of jaxnn: importing this module registers them as targets of `jax.ffi.ffi_call`.
 
+- ``jaxnn_adam(gradient, mu, nu, numbers, param)``: see ``src/adam.cc``; `jaxnn.nn` calls it.
 - ``jaxnn_attention(query, key, value, lengths, causal)`` and ``jaxnn_attention_backward(…)``: see ``src/attention.h``;
   `jaxnn.nn` calls them.
 - ``jaxnn_channel_sums(grad, x, mean)``, ``jaxnn_moments(x)``: see ``src/batch_norm.cc``; `jaxnn.nn` calls them.
@@ -21,6 +22,7 @@ import pathlib
 import jax
 
 TARGETS = (
+    "jaxnn_adam",
     "jaxnn_attention",
     "jaxnn_attention_backward",
     "jaxnn_channel_sums",

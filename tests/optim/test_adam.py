@@ -1,0 +1,93 @@
+"""Adam in one pass: Optax's states and updates, alone, clipped, scheduled, masked, mapped and differentiated."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxnn as jn
+from jaxnn import optim
+from jaxnn.observe import implementations
+from tests import draws, tiny
+from tests.draws import assert_close
+
+INSTALLED = importlib.util.find_spec("jaxnn_onednn") is not None
+# Two parameters that the package updates, one of which has no whole number of vectors, and two that XLA does.
+PARAMS = {"a": draws.normal(0, 130, 127), "b": draws.normal(1, 17_000), "c": draws.normal(2, 7), "d": jnp.float32(1.0)}
+SLOW = optax.cosine_decay_schedule(1e-2, 8)
+CASES: dict[str, Any] = {
+    "adam": lambda module: module.adam(1e-2),
+    "schedule": lambda module: module.adam(SLOW, b1=0.8, b2=0.99, eps=1e-4, eps_root=1e-6),
+    "adamw": lambda module: module.adamw(1e-2, weight_decay=0.3, mask=optim.is_decayed),
+    "tree": lambda module: module.adamw(SLOW, weight_decay=0.3, mask={"a": False, "b": True, "c": True, "d": False}),
+    "clipped": lambda module: optim.with_clipping(module.adam(1e-2), 5.0),
+}
+TASK = jn.Task(
+    lambda key, batch: (PARAMS, {}),
+    lambda params, state, batch, key: (
+        sum(jnp.sum(jnp.cos(leaf) * batch.inputs[0]) for leaf in jax.tree.leaves(params)),
+        (state, {}),
+    ),
+)
+BATCH = jn.Batch(jnp.full(1, 1.5), jnp.zeros(1), jnp.ones(1))
+
+
+def train(optimizer: Any, scale: Any = 1.0, num_steps: int = 3) -> Any:
+    """The state after some steps from the parameters times ``scale``."""
+    step = jn.steps.make_train_step(TASK, optimizer)
+    state = jn.steps.init_train_state(TASK, optimizer, jax.random.key(0), BATCH)
+    state = state._replace(params=jax.tree.map(lambda leaf: leaf * scale, state.params))
+    return jax.lax.scan(lambda state, _: (step(state, BATCH)[0], None), state, None, length=num_steps)[0]
+
+
+def test_states_are_those_of_optax() -> None:
+    ours, theirs = jax.jit(lambda: [[train(make(module)) for make in CASES.values()] for module in (optim, optax)])()
+    for one, other in zip(ours, theirs, strict=True):
+        assert_close((one.params, one.opt_state), (other.params, other.opt_state))
+    assert not np.allclose(ours[0].params["b"], PARAMS["b"], atol=1e-2)
+    for name in ("adam", "clipped"):
+        found = implementations(jax.jit(lambda make=CASES[name]: train(make(optim))))
+        assert found.get("adam", []) == ["native"] * INSTALLED
+    averaged = jax.jit(lambda: train(optim.with_ema(optim.adam(1e-2), 0.9)))  # any combinator takes it
+    assert implementations(averaged) == {}
+
+
+def test_members_of_vmap_have_their_own_rates() -> None:
+    rates = jnp.array([1e-2, 1e-3])
+
+    def run(rate: Any, scale: Any) -> Any:
+        return train(optim.adamw(rate, weight_decay=0.1), scale).params
+
+    mapped, alone = jax.jit(lambda: (jax.vmap(run)(rates, rates * 100), [run(rate, rate * 100) for rate in rates]))()
+    for member, expected in enumerate(alone):
+        assert_close(jax.tree.map(lambda leaf, member=member: leaf[member], mapped), expected, 1e-6)
+
+
+def test_a_step_is_differentiable_by_the_rate() -> None:
+    def last(module: Any, rate: Any) -> Any:
+        return TASK.loss(train(module.adam(rate), num_steps=2).params, {}, BATCH, None)[0]
+
+    ours, theirs = jax.jit(lambda: [jax.value_and_grad(last, 1)(module, 1e-2) for module in (optim, optax)])()
+    assert_close(ours, theirs, 1e-4)
+
+
+@pytest.mark.parametrize("options", [{"devices": 1}, {"devices": 2}], ids=["one", "two"])
+def test_a_run_is_that_of_optax(options: Any) -> None:
+    def run(module: Any) -> Any:
+        experiment = jn.Experiment(
+            tiny.Config(num_steps=4),
+            data=lambda config: tiny.splits(),
+            task=lambda config: jn.tasks.classification(jn.models.MLP((8_200, 3))),
+            optimizer=lambda config: module.adam(config.learning_rate),
+        )
+        return tiny.fit(experiment, steps_per_call=2, **options)
+
+    ours, theirs = run(optim), run(optax)
+    assert_close(ours.state.params, theirs.state.params, 1e-4)
+    assert_close(ours.state.opt_state, theirs.state.opt_state, 1e-4)
