@@ -72,10 +72,11 @@ def make_train_step(
     """
     task = checked(task)
     update = optax.with_extra_args_support(as_one(optimizer)).update
+    one_pass = optimizer.step if isinstance(optimizer, AdamTransformation) else None
 
     def apply(gradient: Params, opt_state: Any, params: Params, **extra: Any) -> tuple[Params, Any]:
-        if isinstance(optimizer, AdamTransformation):
-            return optimizer.step(adam_update, gradient, opt_state, params, **extra)
+        if one_pass is not None:
+            return one_pass(adam_update, gradient, opt_state, params, **extra)
         updates, opt_state = update(gradient, opt_state, params, **extra)
         return apply_updates(params, updates), opt_state
 

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxnn.data import is_augmented
 from jaxnn.engine._feed import DeviceFeed
 from jaxnn.engine._states import MEMBERS, Population
-from jaxnn.optim import value_and_grad_of
+from jaxnn.optim import AdamTransformation, value_and_grad_of
 from jaxnn.parallel import SINGLE_DEVICE, Layout
 from jaxnn.steps import (
     Totals,
@@ -50,11 +51,19 @@ class GroupSpec(NamedTuple):
 def make_step(experiment: Experiment[Any], layout: Layout = SINGLE_DEVICE) -> TrainStep:
     """Returns one training step of ``experiment``; its task and optimizer are made by this call."""
     optimizer, task = experiment.optimizer(experiment.config), _distributed(experiment, layout)
+    if isinstance(optimizer, AdamTransformation) and _is_partitioned(layout):
+        optimizer = optax.GradientTransformationExtraArgs(*optimizer)
     if experiment.step is not None:
         step = own_step(experiment.step, task, optimizer, experiment.config)
         is_sharded = layout.axis_name is None and layout.data_size > 1
         return by_rows(step, 1, layout.constrain, layout.map_rows) if is_sharded else step
     return make_train_step(task, optimizer, value_and_grad=value_and_grad_of(optimizer, layout.axis_name))
+
+
+def _is_partitioned(layout: Layout) -> bool:
+    """Whether XLA partitions the program of a member over devices, which it cannot do with native calls."""
+    mesh = layout.mesh
+    return mesh is not None and layout.axis_name is None and mesh.size > mesh.shape.get(MEMBERS, 1)
 
 
 def _distributed(experiment: Experiment[Any], layout: Layout) -> Task:

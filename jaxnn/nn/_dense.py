@@ -272,8 +272,10 @@ def _random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     obstacle = native_obstacle("jaxnn_random_bits")
     if batch_sharding(0) is not None:
         obstacle = "devices share the batch"
-    elif not all(isinstance(size, int) for size in shape) or math.prod(shape) < _MIN_DRAWN:
-        obstacle = "a size is symbolic, or there are few elements"
+    elif not all(isinstance(size, int) for size in shape):
+        obstacle = "a size is symbolic"
+    elif math.prod(shape) < _MIN_DRAWN:
+        obstacle = obstacle or "there are few elements, for which it is not faster"
     name = choose("dropout", None, {"native": obstacle})
     with scope("dropout", name):
         seed = jax.random.bits(key, (2,), jnp.uint32)

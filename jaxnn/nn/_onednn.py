@@ -23,7 +23,7 @@ from jax.interpreters import ad, batching, mlir, xla
 
 from jaxnn.nn._channels_last_conv import Geometry, abstract_result, convolution, convolve, evaluate
 from jaxnn.nn._custom_vjp import native_or_xla, vary_together
-from jaxnn.nn._layer_arguments import batch_sharding, choose, map_rows, platform, scope, sharding_obstacle
+from jaxnn.nn._layer_arguments import choose, map_rows, platform, scope, sharding_obstacle
 
 INSTALL = "make onednn (or: pip install ./native/onednn)"
 _DTYPES = "float32", "bfloat16"
@@ -254,13 +254,11 @@ def adam_update(param: jax.Array, gradient: jax.Array, mu: jax.Array, nu: jax.Ar
     The numbers are the decay of the first moment and 1 less that, those of the second, ``rate / (1 - b1**count)``,
     ``1 / (1 - b2**count)``, ``eps``, ``eps_root`` and ``rate * weight_decay``.
     """
-    if not isinstance(param.size, int) or param.size < _MIN_UPDATED:
+    if jnp.size(param) < _MIN_UPDATED:
         return None
     obstacle = native_obstacle("jaxnn_adam")
     if {str(array.dtype) for array in (param, gradient, mu, nu)} != {"float32"}:
         obstacle = "it updates float32"
-    elif batch_sharding(0) is not None:
-        obstacle = "devices share the batch"
     if choose("adam", None, {"native": obstacle}) != "native":
         return None
 
@@ -277,7 +275,8 @@ def _adam_by_xla(
     decay_mu, part_mu, decay_nu, part_nu, rate, factor_nu, eps, eps_root, shrink = numbers
     mu = decay_mu * mu + part_mu * gradient
     nu = decay_nu * nu + part_nu * jnp.square(gradient)
-    return param - (rate * mu / (jnp.sqrt(nu * factor_nu + eps_root) + eps) + shrink * param), mu, nu
+    step = rate * mu / (jnp.sqrt(nu * factor_nu + eps_root) + eps)
+    return param - (step + jnp.where(shrink == 0, 0, shrink * param)), mu, nu  # an infinite one stays so
 
 
 def _native_adam(*operands: jax.Array) -> tuple[jax.Array, ...]:

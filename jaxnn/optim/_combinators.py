@@ -60,11 +60,12 @@ def with_clipping(
         return jax.tree.map(lambda update: update * scale.astype(update.dtype), updates)
 
     chained = optax.chain(optax.stateless(clip), optimizer)
-    if not isinstance(optimizer, AdamTransformation):
+    inner_step = optimizer.step if isinstance(optimizer, AdamTransformation) else None
+    if inner_step is None:
         return chained
 
     def step(leaf_update: Any, gradient: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
-        params, inner = optimizer.step(leaf_update, clip(gradient, params), state[1], params, **extra)
+        params, inner = inner_step(leaf_update, clip(gradient, params), state[1], params, **extra)
         return params, (state[0], inner)
 
     return AdamTransformation.of(chained, step)

@@ -31,7 +31,7 @@ JAXNN_VECTORIZED void update(const Numbers n, int64_t count, const float* gradie
     const float step = n.rate * first / (std::sqrt(second * n.factor_nu + n.eps_root) + n.eps);
     new_mu[i] = first;
     new_nu[i] = second;
-    new_param[i] = param[i] - (step + n.shrink * param[i]);
+    new_param[i] = param[i] - (step + (n.shrink == 0 ? 0 : n.shrink * param[i]));  // an infinite one stays so
   }
 }
 
@@ -42,10 +42,11 @@ ffi::Error adam(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> gradient, ffi::Buffe
                 ffi::ResultBuffer<ffi::F32> new_nu) try {
   constexpr int64_t kNumbers = sizeof(Numbers) / sizeof(float);
   const int64_t total = static_cast<int64_t>(param.element_count());
+  if (total == 0) return ffi::Error::Success();
   const int64_t members = static_cast<int64_t>(numbers.element_count()) / kNumbers;
   for (const size_t count : {gradient.element_count(), mu.element_count(), nu.element_count(),
                              new_param->element_count(), new_mu->element_count(), new_nu->element_count()})
-    if (static_cast<int64_t>(count) != total || members < 1 || total % members)
+    if (static_cast<int64_t>(count) != total || numbers.dimensions().back() != kNumbers || total % members)
       return ffi::Error::InvalidArgument("jaxnn_adam: shapes do not fit");
   const int64_t size = total / members;
   const int64_t parts = std::clamp<int64_t>(size / kWork, 1, std::max<int64_t>(pool.num_threads(), 1));

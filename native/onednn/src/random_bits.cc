@@ -62,13 +62,13 @@ ffi::Error random_bits(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> seed, ffi::Re
   const int64_t width = result->dimensions().back(), across = (width + 3) / 4;
   if (members < 1 || seed.dimensions().back() != 2 || total % (members * width))
     return ffi::Error::InvalidArgument("jaxnn_random_bits: shapes do not fit");
-  const int64_t rows = total / members / width;
-  const int64_t parts = std::clamp<int64_t>(rows * across / kWork, 1, std::max<int64_t>(pool.num_threads(), 1));
+  const int64_t rows = total / members / width, blocks = rows * across;
+  const int64_t parts = std::clamp<int64_t>(blocks / kWork, 1, std::max<int64_t>(pool.num_threads(), 1));
   jaxnn::parallel_for(pool, members * parts, [&](int64_t index) {
-    const int64_t member = index / parts, part = index % parts, last = rows * (part + 1) / parts * across;
+    const int64_t member = index / parts, part = index % parts, last = blocks * (part + 1) / parts;
     uint16_t* const bits = result->typed_data() + member * rows * width;
     uint32_t words[2][kAtOnce];
-    for (int64_t block = rows * part / parts * across; block < last;) {
+    for (int64_t block = blocks * part / parts; block < last;) {
       const int64_t count = std::min(kAtOnce, last - block);
       threefry(seed.typed_data() + 2 * member, static_cast<uint32_t>(block), count, words[0], words[1]);
       spread(words[0], words[1], block, count, width, bits);
