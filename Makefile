@@ -48,8 +48,8 @@ test-gpu-compile: $(GPU)/.installed  ## compile for NVIDIA GPUs, of which none i
 	@JAX_PLATFORMS=cpu $(GPU)/bin/python -m pytest -n 2 --dist load tests/gpu_compile
 
 test-onednn: onednn  ## run the tests that use native kernels, with them
-	@$(BIN)/python -m pytest -n 2 --slow $(addprefix tests/,nn/test_onednn*.py nn/test_convolution.py nn/test_dense.py \
-	  nn/test_recurrent.py nn/test_transformations.py trees engine/test_conformance*.py run/test_resume.py) -k 'not pmap'
+	@$(BIN)/python -m pytest -n 2 --slow $(addprefix tests/,nn/test_onednn*.py nn/test_convolution.py nn/test_dense.py nn/test_dropout.py \
+	  nn/test_recurrent.py nn/test_transformations.py optim/test_adam.py trees engine/test_conformance*.py run/test_resume.py) -k 'not pmap'
 
 lint: $(INSTALLED)  ## check formatting, style and types
 	@$(BIN)/ruff format --check .
