@@ -20,6 +20,8 @@ from jaxnn.types import ConfigError, suggest
 type Padding = str | Sequence[tuple[int, int]]
 type Implementation = str | Callable[..., jax.Array] | None
 _PADDINGS = ("SAME", "SAME_LOWER", "VALID")
+# With fewer, a CPU's loop over the gradient and what follows, such as relu's, is not vectorized: three times as slow.
+_FEW_FEATURES = 16
 _MAX_SLICES = 32  # one per window position; larger tiles are reduced, other large windows left to Flax
 
 
@@ -314,6 +316,8 @@ def _tile_max_backward(window: tuple[int, ...], saved: tuple[jax.Array], grad: j
     shape = (*[1] * first, *(size for width in window for size in (1, width)), 1)
     places = np.arange(math.prod(window), dtype=np.int8).reshape(shape)
     spread = jnp.where(jnp.expand_dims(saved[0], axes) == places, jnp.expand_dims(grad, axes), 0)
+    if grad.shape[-1] < _FEW_FEATURES:
+        spread = lax.optimization_barrier(spread)
     sizes = (size * width for size, width in zip(grad.shape[first:-1], window, strict=True))
     return (spread.reshape(*grad.shape[:first], *sizes, grad.shape[-1]),)
 
