@@ -20,7 +20,7 @@ from jaxnn.types import ConfigError, suggest
 type Padding = str | Sequence[tuple[int, int]]
 type Implementation = str | Callable[..., jax.Array] | None
 _PADDINGS = ("SAME", "SAME_LOWER", "VALID")
-# With fewer, a CPU's loop over the gradient and what follows, such as relu's, is not vectorized: three times as slow.
+# With fewer, a CPU's loop over the gradient and what follows, such as relu's, is not vectorized, and twice as slow.
 _FEW_FEATURES = 16
 _MAX_SLICES = 32  # one per window position; larger tiles are reduced, other large windows left to Flax
 
