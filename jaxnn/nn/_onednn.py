@@ -1,7 +1,7 @@
 """Operations by oneDNN, if the package `jaxnn-onednn` is installed: on CPUs up to twice as fast as XLA's.
 
 They are the forms of `_channels_last_conv`, the convolution and its gradients by input and kernel, and a dense layer
-and its gradients, each a call of XLA's foreign function interface.
+and its gradients, each a call of XLA's foreign function interface. The package's own update by Adam is here too.
 Source: `oneDNN <https://uxlfoundation.github.io/oneDNN>`_.
 """
 

@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 from jaxnn.nn._custom_vjp import custom_vjp, native_or_xla
 from jaxnn.nn._dense import dot_general
 from jaxnn.nn._layer_arguments import compute_capability, map_rows
-from jaxnn.nn._onednn import native_obstacle
+from jaxnn.nn._onednn import native_call, native_obstacle
 
 type _Pair = tuple[jax.Array, jax.Array]
 _FEW = 64  # rows of all time steps: arranging the kernel for the loop then costs as much as the products
@@ -189,19 +189,17 @@ def native_lstm(projected: jax.Array, kernel: jax.Array, carry: Any) -> Any:
 
 
 def _native_forward(projected: jax.Array, kernel: jax.Array, carry: Any) -> Any:
-    state = jax.eval_shape(lambda: projected[..., : kernel.shape[0]])
-    results = [jax.typeof(x) for x in (projected, state, state)]
-    call = jax.ffi.ffi_call("jaxnn_lstm", results, vmap_method="broadcast_all", input_output_aliases={0: 0})
-    gates, c, h = call(projected, kernel, *carry)
+    states = (*projected.shape[:2], kernel.shape[0])
+    shapes = [projected.shape, states, states]
+    gates, c, h = native_call("jaxnn_lstm", shapes, projected, kernel, *carry, in_place={0: 0})
     return ((c, h), (c[-1], h[-1])), (projected, kernel, carry, gates, c, h)
 
 
 def _native_backward(saved: Any, cotangents: Any) -> Any:
     _, kernel, (first_c, first_h), gates, c, h = saved
     to_states, to_last = cotangents
-    results, aliases = [jax.typeof(x) for x in (gates, *to_last)], {0: 0, 6: 1, 7: 2}
-    call = jax.ffi.ffi_call("jaxnn_lstm_backward", results, vmap_method="broadcast_all", input_output_aliases=aliases)
-    dz, *to_first = call(gates, kernel, first_c, c, *to_states, *to_last)
+    operands, shapes = (gates, kernel, first_c, c, *to_states, *to_last), [x.shape for x in (gates, *to_last)]
+    dz, *to_first = native_call("jaxnn_lstm_backward", shapes, *operands, in_place={0: 0, 6: 1, 7: 2})
     return dz, _summed_products(_delayed(first_h, h), dz), tuple(to_first)
 
 

@@ -1,10 +1,7 @@
 // The FFI target `jaxnn_adam`: an update of Adam and of the parameters, which reads and writes each array once.
 
-#include <algorithm>
 #include <cmath>
-#include <exception>
 
-#include "pool.h"
 #include "targets.h"
 #include "vectors.h"
 
@@ -39,7 +36,7 @@ JAXNN_VECTORIZED void update(const Numbers n, int64_t count, const float* gradie
 ffi::Error adam(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> gradient, ffi::Buffer<ffi::F32> mu,
                 ffi::Buffer<ffi::F32> nu, ffi::Buffer<ffi::F32> numbers, ffi::Buffer<ffi::F32> param,
                 ffi::ResultBuffer<ffi::F32> new_param, ffi::ResultBuffer<ffi::F32> new_mu,
-                ffi::ResultBuffer<ffi::F32> new_nu) try {
+                ffi::ResultBuffer<ffi::F32> new_nu) {
   constexpr int64_t kNumbers = sizeof(Numbers) / sizeof(float);
   const int64_t total = static_cast<int64_t>(param.element_count());
   if (total == 0) return ffi::Error::Success();
@@ -49,9 +46,7 @@ ffi::Error adam(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> gradient, ffi::Buffe
     if (static_cast<int64_t>(count) != total || numbers.dimensions().back() != kNumbers || total % members)
       return ffi::Error::InvalidArgument("jaxnn_adam: shapes do not fit");
   const int64_t size = total / members;
-  const int64_t parts = std::clamp<int64_t>(size / kWork, 1, std::max<int64_t>(pool.num_threads(), 1));
-  jaxnn::parallel_for(pool, members * parts, [&](int64_t index) {
-    const int64_t member = index / parts, part = index % parts;
+  return jaxnn::run_parts(pool, members, size / kWork, [&](int64_t member, int64_t part, int64_t parts) {
     const auto cut = [&](int64_t number) {
       return member * size + (number == parts ? size : size * number / parts / kLine * kLine);
     };
@@ -60,9 +55,6 @@ ffi::Error adam(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> gradient, ffi::Buffe
     update(reinterpret_cast<const Numbers*>(numbers.typed_data())[member], count, at(gradient), at(mu), at(nu),
            at(param), at(*new_mu), at(*new_nu), at(*new_param));
   });
-  return ffi::Error::Success();
-} catch (const std::exception& error) {
-  return ffi::Error::Internal(error.what());
 }
 
 }  // namespace

@@ -5,12 +5,10 @@
 
 #include <algorithm>
 #include <array>
-#include <exception>
 #include <limits>
 #include <utility>
 
 #include "buffer.h"
-#include "pool.h"
 #include "targets.h"
 #include "vectors.h"
 
@@ -46,22 +44,14 @@ JAXNN_VECTORIZED void add(float* __restrict to, const float* __restrict from, in
   for (int64_t k = 0; k < count; ++k) to[k] += from[k];
 }
 
-template <typename Body>
-ffi::Error run(ffi::ThreadPool& pool, int64_t members, int64_t work, const Body& body) try {
-  const int64_t parts = std::clamp<int64_t>(work / kWork, 1, std::max<int64_t>(pool.num_threads(), 1));
-  jaxnn::parallel_for(pool, members * parts, [&](int64_t index) { body(index / parts, index % parts, parts); });
-  return ffi::Error::Success();
-} catch (const std::exception& error) {
-  return ffi::Error::Internal(error.what());
-}
-
 // The sums [*members, groups, features] of rows of table [*members, rows, features]; an id beyond it gives NaN.
 ffi::Error lookup_sums(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> table, ffi::Buffer<ffi::S32> ids,
                        ffi::ResultBuffer<ffi::F32> result) {
   Sizes s;
   if (!fits(s, ids.dimensions(), table.dimensions(), result->dimensions()))
     return ffi::Error::InvalidArgument("jaxnn_lookup_sums: shapes do not fit");
-  return run(pool, s.members, s.groups * s.width * s.features, [&](int64_t member, int64_t part, int64_t parts) {
+  const int64_t work = s.groups * s.width * s.features;
+  return jaxnn::run_parts(pool, s.members, work / kWork, [&](int64_t member, int64_t part, int64_t parts) {
     const float* rows = table.typed_data() + member * s.rows * s.features;
     for (int64_t group = part * s.groups / parts; group < (part + 1) * s.groups / parts; ++group) {
       const int32_t* id = ids.typed_data() + (member * s.groups + group) * s.width;
@@ -83,7 +73,7 @@ ffi::Error lookup_gradient(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> ids, ffi:
   if (!fits(s, ids.dimensions(), result->dimensions(), sums.dimensions()))
     return ffi::Error::InvalidArgument("jaxnn_lookup_gradient: shapes do not fit");
   const int64_t work = (s.rows + s.groups * s.width) * s.features;
-  return run(pool, s.members, work, [&](int64_t member, int64_t part, int64_t parts) {
+  return jaxnn::run_parts(pool, s.members, work / kWork, [&](int64_t member, int64_t part, int64_t parts) {
     const int64_t num_ids = s.groups * s.width;
     const int32_t* id = ids.typed_data() + member * num_ids;
     const float* sum = sums.typed_data() + member * s.groups * s.features;

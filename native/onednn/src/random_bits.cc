@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <exception>
 
-#include "pool.h"
 #include "targets.h"
 #include "vectors.h"
 
@@ -56,16 +54,15 @@ JAXNN_VECTORIZED void spread(const uint32_t* __restrict low, const uint32_t* __r
 }
 
 // Of a seed [*members, 2], to [*members, ..., width]: each block has an element in each quarter of the last axis.
-ffi::Error random_bits(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> seed, ffi::ResultBuffer<ffi::U16> result) try {
+ffi::Error random_bits(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> seed, ffi::ResultBuffer<ffi::U16> result) {
   const int64_t total = static_cast<int64_t>(result->element_count()), members = seed.element_count() / 2;
   if (total == 0) return ffi::Error::Success();
   const int64_t width = result->dimensions().back(), across = (width + 3) / 4;
   if (members < 1 || seed.dimensions().back() != 2 || total % (members * width))
     return ffi::Error::InvalidArgument("jaxnn_random_bits: shapes do not fit");
   const int64_t rows = total / members / width, blocks = rows * across;
-  const int64_t parts = std::clamp<int64_t>(blocks / kWork, 1, std::max<int64_t>(pool.num_threads(), 1));
-  jaxnn::parallel_for(pool, members * parts, [&](int64_t index) {
-    const int64_t member = index / parts, part = index % parts, last = blocks * (part + 1) / parts;
+  return jaxnn::run_parts(pool, members, blocks / kWork, [&](int64_t member, int64_t part, int64_t parts) {
+    const int64_t last = blocks * (part + 1) / parts;
     uint16_t* const bits = result->typed_data() + member * rows * width;
     uint32_t words[2][kAtOnce];
     for (int64_t block = blocks * part / parts; block < last;) {
@@ -75,9 +72,6 @@ ffi::Error random_bits(ffi::ThreadPool pool, ffi::Buffer<ffi::U32> seed, ffi::Re
       block += count;
     }
   });
-  return ffi::Error::Success();
-} catch (const std::exception& error) {
-  return ffi::Error::Internal(error.what());
 }
 
 }  // namespace
