@@ -53,7 +53,8 @@ def draw(written: Mapping[str, Any], path: Path) -> None:
     devices = f", {written['devices']} devices" if written["devices"] > 1 else ""
     where = f"{written['label']}{devices}, jax {written['versions']['jax']}"
     how = f"median of {written['rounds']}, bands and bars from minimum to maximum"
-    title = f"Member-steps/s by vmap size\n{where}, {how}"
+    lines = f"{where}\n{how}" if len(networks) == 1 else f"{where}, {how}"  # one panel is narrow
+    title = f"Member-steps/s by vmap size\n{lines}"
     figure.suptitle(title, fontsize="medium", color=INK)
     figure.savefig(path, dpi=130)
     plt.close(figure)
