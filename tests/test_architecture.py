@@ -22,8 +22,8 @@ LAZY = (
     *("sklearn", "matplotlib", "orbax", "tyro", "pooch", "PIL", "chex", "ray", "grain", "equinox", "flax.nnx"),
     *("tensorboardX", "wandb", "mlflow", "pandas"),
 )
-# The second sets the environment of worker processes; the third reads a secret.
-ENVIRONMENT = ("data/_files.py", "data/_grain.py", "parallel/_link.py")
+# The second sets the environment of worker processes; the third switches kernels; the fourth reads a secret.
+ENVIRONMENT = ("data/_files.py", "data/_grain.py", "nn/_onednn.py", "parallel/_link.py")
 MOST_TOP_LEVEL_NAMES = 40
 
 

@@ -24,8 +24,11 @@ from jax.interpreters import ad, batching, mlir, xla
 from jaxnn.nn._channels_last_conv import Geometry, abstract_result, convolution, convolve, evaluate
 from jaxnn.nn._custom_vjp import native_or_xla, vary_together
 from jaxnn.nn._layer_arguments import choose, map_rows, platform, scope, sharding_obstacle
+from jaxnn.types import ConfigError
 
 INSTALL = "make onednn (or: pip install ./native/onednn)"
+SWITCH = "JAXNN_NATIVE"  # the environment variable: auto, on or off
+_OFF = f"native kernels are switched off by {SWITCH}=off"
 _DTYPES = "float32", "bfloat16"
 type Transposed = Literal["left", "right"] | None
 _ROLES = "input", "kernel", "output"  # numbered as in the package
@@ -34,13 +37,25 @@ _MIN_PRODUCTS = 2**19  # multiplications of a matrix product: with fewer, XLA is
 
 
 def onednn_package() -> Any:
-    """The package, whose import registers its targets; if that fails, the reason."""
+    """The package, whose import registers its targets; if it is not to be used or cannot be loaded, the reason.
+
+    ``JAXNN_NATIVE`` in the environment decides: with ``off`` the package is not used, with ``on`` it must load, by
+    default, ``auto``, it is used if it is there. ConfigError for another value, and with ``on`` without the package.
+    """
+    wanted = os.environ.get(SWITCH) or "auto"
+    if wanted == "off":
+        return _OFF
+    if wanted not in ("auto", "on"):
+        raise ConfigError(f"{SWITCH} in the environment is {wanted!r}: choose auto, on or off.")
     try:
         return importlib.import_module("jaxnn_onednn")
     except (ImportError, OSError, AttributeError, RuntimeError, ValueError) as error:  # of another jax, for example
+        reason = f"the package jaxnn-onednn cannot be loaded: {error}"
         if isinstance(error, ModuleNotFoundError) and error.name == "jaxnn_onednn":
-            return f"the package jaxnn-onednn is not installed: {INSTALL}"
-        return f"the package jaxnn-onednn cannot be loaded: {error}"
+            reason = f"the package jaxnn-onednn is not installed: {INSTALL}"
+    if wanted == "on":
+        raise ConfigError(f"{SWITCH} is on, but {reason}.")
+    return reason
 
 
 def native_obstacle(target: str) -> str | None:
@@ -74,7 +89,7 @@ def native_call(
 def onednn_missing() -> str | None:
     """Why the kernels cannot be used on this machine, where they could be: what to install; else None."""
     package = onednn_package() if sys.platform == "linux" and os.uname().machine == "x86_64" else None
-    return package if isinstance(package, str) and platform() == "cpu" else None
+    return package if isinstance(package, str) and package != _OFF and platform() == "cpu" else None
 
 
 def _obstacle(target: str, *arrays: Any) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,9 +16,9 @@ from jax import lax
 
 from jaxnn.nn import Conv, conv_general_dilated
 from jaxnn.types import ConfigError
-from tests import draws
+from tests import draws, native
 
-DEFAULT = "onednn" if importlib.util.find_spec("jaxnn_onednn") else "channels_last"
+DEFAULT = "onednn" if native.USED else "channels_last"
 LAYOUTS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxnn.nn import BatchNorm, LayerNorm, use_batch_axis, use_batch_mask
 from jaxnn.types import ConfigError
-from tests import draws
+from tests import draws, native
 from tests.draws import assert_close
 
 KEY = jax.random.key(0)
@@ -165,7 +164,7 @@ def test_a_mask_is_left_to_flax() -> None:
     own = norm(implementation=None)
     compare([(own, norm(flax=True), x)], 1e-6, mask=mask)
     assert scopes(own, x, mask=mask) == {"xla"}
-    assert scopes(own, x) == {"native" if importlib.util.find_spec("jaxnn_onednn") else "custom_vjp"}
+    assert scopes(own, x) == {"native" if native.USED else "custom_vjp"}
 
 
 OBSTACLES = [

@@ -25,13 +25,11 @@ from jaxnn.nn import BatchSharding, Conv, Embed, conv_general_dilated, dot_gener
 from jaxnn.observe import implementations, product_flops
 from jaxnn.parallel import Layout
 from jaxnn.types import ConfigError
-from tests import draws
+from tests import draws, native
 from tests.draws import assert_near
 from tests.nn.test_convolution import CASES, DENSE, DEPTHWISE, FORMS, GROUPS, Case, assert_exact, graded, with_gradients
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("jaxnn_onednn") is None, reason="jaxnn-onednn is not installed: make onednn"
-)
+pytestmark = native.needed
 # Strides and input dilation at once are refused.
 SUPPORTED = {name: case for name, case in CASES.items() if not (case.lhs_dilation and max(case.strides) > 1)}
 TRANSPOSED = {
@@ -187,7 +185,7 @@ def test_obstacles_have_a_reason_and_the_next_implementation_is_used(monkeypatch
         patched.setattr(importlib, "import_module", types.ModuleType)
         with pytest.raises(ConfigError, match="the package jaxnn-onednn is older than jaxnn: make onednn"):
             DENSE.function("onednn")(x, kernel)
-    monkeypatch.setitem(sys.modules, "jaxnn_onednn", None)
+    monkeypatch.setenv("JAXNN_NATIVE", "off")
     assert chosen(DENSE.function(), x, kernel) == "channels_last"
     with pytest.raises(ConfigError, match="the package jaxnn-onednn is not installed: make onednn"):
         DENSE.function("onednn")(x, kernel)
@@ -329,7 +327,7 @@ def test_dense_gradients_fall_back_to_xla(monkeypatch: pytest.MonkeyPatch) -> No
     assert_near(exported.call(x, kernel), dense_gradients(None)(x, kernel))
     text = jax.export.export(jax.jit(dense_gradients("onednn")), platforms=["cuda"])(x, kernel).mlir_module()
     assert text.count("stablehlo.dot_general") == 3 and "jaxnn_product" not in text
-    monkeypatch.setitem(sys.modules, "jaxnn_onednn", None)
+    monkeypatch.setenv("JAXNN_NATIVE", "off")
     assert chosen(x, kernel) == ["xla"]
     with pytest.raises(ConfigError, match="dense cannot use 'onednn' here: the package jaxnn-onednn is not installed"):
         dense("onednn", x, kernel)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -20,12 +19,10 @@ from jaxnn.nn import BatchSharding, attention, use_batch_sharding
 from jaxnn.observe import implementations, product_flops
 from jaxnn.parallel import Layout
 from jaxnn.types import ConfigError
-from tests import draws
+from tests import draws, native
 from tests.draws import assert_near
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("jaxnn_onednn") is None, reason="jaxnn-onednn is not installed: make onednn"
-)
+pytestmark = native.needed
 # Queries, keys, heads, heads of keys and features: one of each, parts of vectors and of tiles, two blocks of queries.
 SIZES = [(1, 1, 1, 1, 1), (7, 20, 4, 2, 5), (64, 64, 2, 2, 32), (97, 65, 3, 1, 17), (200, 230, 2, 2, 8)]
 BATCH = 3
@@ -145,7 +142,7 @@ def test_obstacles_have_a_reason_and_programs_for_other_platforms_have_xlas_prod
     run = jax.jit(partial(graded, "native"))
     text = jax.export.export(run, platforms=["cuda"])((query, key, value)).mlir_module()
     assert "stablehlo.dot_general" in text and "jaxnn_attention" not in text
-    monkeypatch.setitem(sys.modules, "jaxnn_onednn", None)
+    monkeypatch.setenv("JAXNN_NATIVE", "off")
     assert chosen(query, key, value) == ["math"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import jax
@@ -14,12 +13,10 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxnn.nn import BatchNorm, use_batch_axis, use_batch_mask
 from jaxnn.observe import implementations
 from jaxnn.types import ConfigError
-from tests import draws
+from tests import draws, native
 from tests.draws import assert_near
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("jaxnn_onednn") is None, reason="jaxnn-onednn is not installed: make onednn"
-)
+pytestmark = native.needed
 # Few rows; one channel; parts of blocks and of lanes; several blocks, of which the last is small; many channels.
 SHAPES = [(5, 3), (7, 1), (5, 3, 7), (2, 3, 20, 64), (40, 30, 33, 5), (70, 300)]
 

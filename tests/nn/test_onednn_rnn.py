@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -20,12 +19,10 @@ from jaxnn.nn import GRU, LSTM, BatchSharding, Bidirectional, use_batch_sharding
 from jaxnn.observe import product_flops
 from jaxnn.parallel import Layout
 from jaxnn.types import ConfigError
-from tests import draws
+from tests import draws, native
 from tests.draws import assert_near
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("jaxnn_onednn") is None, reason="jaxnn-onednn is not installed: make onednn"
-)
+pytestmark = native.needed
 # Batch, time steps, inputs and features: one row and several parts of unequal size, fewer rows than threads, features
 # that fill the vectors, are fewer, and more.
 SIZES = [(1, 3, 2, 1), (2, 40, 3, 70), (3, 5, 4, 16), (7, 20, 5, 65), (9, 4, 3, 33), (8, 1, 3, 48)]
@@ -199,7 +196,7 @@ def test_obstacles_have_a_reason_and_programs_for_other_platforms_have_xlas_loop
     run = jax.jit(jax.vmap(lambda x: graded("native", params, x, carry)))
     text = jax.export.export(run, platforms=["cuda"])(x[None]).mlir_module()
     assert "stablehlo.while" in text and "jaxnn_lstm" not in text
-    monkeypatch.setitem(sys.modules, "jaxnn_onednn", None)
+    monkeypatch.setenv("JAXNN_NATIVE", "off")
     assert chosen(LSTM(4), x) == "fused_inputs"
 
 

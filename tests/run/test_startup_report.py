@@ -85,12 +85,22 @@ def test_convolution_hint_gives_the_measured_cost(monkeypatch: pytest.MonkeyPatc
 
 
 def test_slow_implementations_are_a_hint_to_install_the_native_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAXNN_NATIVE", raising=False)
     monkeypatch.setitem(sys.modules, "jaxnn_onednn", None)
     monkeypatch.setattr(os, "uname", lambda: types.SimpleNamespace(machine="x86_64"))
     monkeypatch.setattr(sys, "platform", "linux")
     assert "but the package jaxnn-onednn is not installed: make onednn" in hint(SLOW, 0, convolution="channels_last")
     assert "jaxnn-onednn is not installed" in hint({1: 0.002}, 0, trees="histograms")
     assert hint({1: 0.002}, 0, convolution="channels_last") == hint(SLOW, 0, convolution="onednn") == ""
+    monkeypatch.setenv("JAXNN_NATIVE", "off")
+    assert hint(SLOW, 0, convolution="channels_last") == ""
+    monkeypatch.setenv("JAXNN_NATIVE", "on")
+    with pytest.raises(jn.ConfigError, match="JAXNN_NATIVE is on, but .* not installed: make onednn"):
+        hint(SLOW, 0, convolution="channels_last")
+    monkeypatch.setenv("JAXNN_NATIVE", "of")
+    with pytest.raises(jn.ConfigError, match="'of': choose auto, on or off"):
+        hint(SLOW, 0, convolution="channels_last")
+    monkeypatch.delenv("JAXNN_NATIVE")
     monkeypatch.setitem(sys.modules, "jaxnn_onednn", types.ModuleType("installed"))
     assert hint(SLOW, 0, convolution="channels_last") == ""
 

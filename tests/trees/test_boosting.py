@@ -14,7 +14,7 @@ from sklearn.metrics import ndcg_score
 
 import jaxnn as jn
 from jaxnn import trees
-from tests import tiny
+from tests import native, tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 ROWS = 96
@@ -122,8 +122,8 @@ def test_implementations_grow_the_same_trees(leaves: int | None, trained: jn.Run
         {"max_depth": 3, "objective": trees.cross_entropy(3)},
     ],
 )
+@native.needed
 def test_the_native_kernel_grows_the_same_trees(settings: dict[str, Any], tmp_path: Path) -> None:
-    pytest.importorskip("jaxnn_onednn", reason="the package jaxnn-onednn is not installed: make onednn")
     inputs, targets = table(3000)  # several threads share the rows
     inputs = np.hstack([inputs, inputs[:, :2].round(), np.abs(inputs[:, :1])])
     inputs[:, 3] += np.random.default_rng(0).geometric(0.05, 3000)  # most categories have few rows
