@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxnn.data import steps_per_epoch
-from jaxnn.engine._checks import check_equal_on_devices, check_sums
+from jaxnn.engine._checks import unchecked_parts
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._feed import make_feed
 from jaxnn.engine._options import RunOptions, make_plan, named_probes, num_evaluated, resolve_cadences
 from jaxnn.engine._pure import GroupSpec
-from jaxnn.engine._states import member_state
 from jaxnn.engine._trainer import MemberLog, Trainer
 from jaxnn.engine._tuning import MOST_STEPS, SHORT_STEP, Call, VmapPlan, choose_steps_per_call, plan_vmap_size
 from jaxnn.engine._windows import near_divisor, typical_window, with_tails
@@ -88,7 +87,7 @@ def open_trainer(
         # Fails in each if some process computes something else, or on other data.
         named = {text: str(trainer.fingerprint[part])[:8] for part, text in {**PARTS, "data": "the data"}.items()}
         all_agree("code or data", named | describe_devices()["versions"] | jax_flags())
-    check_equal_on_devices(programs, splits)
+    trainer.unchecked = unchecked_parts(programs, evaluated=splits.eval_split is not None)
     if members is None:
         _open_run(trainer, steps_per_call)
     else:
@@ -130,17 +129,12 @@ def _open_run(trainer: Trainer, steps_per_call: int | None) -> None:
     for length in trainer.plan.call_lengths():
         programs.train(None, length, "start" if length == steps else "window's end")
     trainer.state = programs.init()
-    if eval_split is not None:
-        check_sums(programs, trainer.splits.named()[eval_split], lambda: trainer.state)
 
 
 def _open_population(trainer: Trainer, members: Members) -> None:
     programs, plan, eval_split = trainer.programs, trainer.plan, trainer.splits.eval_split
     vmapped = members.plan
     if vmapped is None:
-        if eval_split is not None:
-            split = trainer.splits.named()[eval_split]
-            check_sums(programs, split, lambda: member_state(programs.initial, programs.shapes, 0))
         with trainer.clock.span("measure", "measuring vmap sizes"):
             steps = trainer.options.steps_per_call
             how = {"apart": members.apart, "thorough": members.thorough}
