@@ -13,7 +13,7 @@ PEERS_PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13,$(
 PEERS_PACKAGES := torch==2.13.0 keras==3.15.1 numpy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo benchmark gpu-day onednn onednn-sanitize test test-all test-gpu-compile test-onednn lint check docs clean
+.PHONY: help demo benchmark gpu-day onednn onednn-sanitize test test-slow test-portable test-gpu-compile mutate style types lint check docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s  %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -41,20 +41,27 @@ onednn-sanitize: $(INSTALLED)  ## stress its threads and memory under sanitizers
 test: $(INSTALLED)  ## run the fast tests, in minutes
 	@$(BIN)/python -m pytest -n 2 tests
 
-test-all: $(INSTALLED)  ## run all tests: also those with processes, full disks, notebooks, studies and Ray
-	@$(BIN)/python -m pytest -n 2 --slow tests
+test-slow: $(INSTALLED)  ## run the other tests: with processes, full disks, notebooks, studies and Ray
+	@$(BIN)/python -m pytest -n 2 --only-slow tests
+
+test-portable: $(INSTALLED)  ## run the tests of what native kernels compute, without them
+	@JAXNN_NATIVE=off $(BIN)/python -m pytest -n 2 --slow $(addprefix tests/,nn optim trees/test_boosting.py \
+	  engine/test_conformance.py run/test_resume.py)
 
 test-gpu-compile: $(GPU)/.installed  ## compile for NVIDIA GPUs, of which none is needed, and check the programs
 	@JAX_PLATFORMS=cpu $(GPU)/bin/python -m pytest -n 2 --dist load tests/gpu_compile
 
-test-onednn: onednn  ## run the tests that use native kernels, with them
-	@$(BIN)/python -m pytest -n 2 --slow $(addprefix tests/,nn/test_onednn*.py nn/test_convolution.py nn/test_dense.py nn/test_dropout.py \
-	  nn/test_recurrent.py nn/test_transformations.py optim/test_adam.py trees engine/test_conformance*.py run/test_resume.py) -k 'not pmap'
+mutate: $(INSTALLED)  ## change the library in 60 places and count the changes that tests find, in hours
+	@$(BIN)/python experiments/mutation/mutate.py --count 60 $(ARGS)
 
-lint: $(INSTALLED)  ## check formatting, style and types
+style: $(INSTALLED)  ## check formatting and style
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
+
+types: $(INSTALLED)  ## check types
 	@$(BIN)/mypy jaxnn experiments
+
+lint: style types  ## check formatting, style and types
 
 check:  ## run lint, then test
 	@$(MAKE) --no-print-directory lint

@@ -1,4 +1,4 @@
-"""Configures all tests: four CPU devices, rank promotion raises, slow tests run with --slow."""
+"""Configures all tests: four CPU devices, rank promotion raises, compiled programs are kept, slow ones need --slow."""
 
 import gc
 import hashlib
@@ -24,6 +24,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--only-slow", action="store_true", help="run the tests marked slow, and no other")
     parser.addoption("--compile-anew", action="store_true", help="do not start with the programs of earlier runs")
     parser.addoption("--costs", type=int, default=0, help="print the time and programs of that many tests and files")
     parser.addoption("--costs-to", help="a file that gets a line of totals, in JSON")
@@ -37,9 +38,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--slow"):
         return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    items[:] = [item for item in items if item not in slow]
-    config.hook.pytest_deselected(items=slow)
+    wanted = config.getoption("--only-slow")
+    left_out = [item for item in items if (item.get_closest_marker("slow") is not None) != wanted]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_collection_finish() -> None:

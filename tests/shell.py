@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import warm
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,6 +30,13 @@ def fails(
 
 def python(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs Python in a separate process, from the repository."""
-    command = [sys.executable, *map(str, words)]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=ROOT, timeout=120)
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = warm.start(words, variables, ROOT, (out.fileno(), err.fileno()))
+        try:
+            status = process.wait(120)
+        finally:
+            process.kill()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(["python", *map(str, words)], status, out.read(), err.read())

@@ -8,7 +8,7 @@ once in a notebook, with a small model and a small batch: each check compiles a 
 'passed'
 """
 
-from jaxnn.testing._comparison import ConformanceError
+from jaxnn.testing._agreement import ConformanceError
 from jaxnn.testing._layer_checks import LAYER_CHECKS, check_layer
 from jaxnn.testing._task_checks import STEP_CHECKS, TASK_CHECKS, check_step, check_task
 

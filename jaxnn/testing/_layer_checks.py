@@ -11,7 +11,7 @@ import numpy as np
 from flax import linen
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxnn.testing._comparison import BFLOAT16_TOLERANCE, LeftOut, at, cast, difference, run_checks, stacked
+from jaxnn.testing._agreement import BFLOAT16_TOLERANCE, LeftOut, at, cast, difference, run_checks, stacked
 from jaxnn.types import PyTree
 
 LAYER_CHECKS = ("jit", "vmap", "gradient", "rows", "bfloat16", "devices")

@@ -14,13 +14,13 @@ import optax
 from jaxnn.parallel import make_layout
 from jaxnn.steps import init_train_state, make_evaluate_step, make_train_step
 from jaxnn.tasks import averaged_over
-from jaxnn.testing._comparison import BFLOAT16_TOLERANCE, LeftOut, at, cast, difference, run_checks, stacked
+from jaxnn.testing._agreement import BFLOAT16_TOLERANCE, LeftOut, at, cast, difference, run_checks, stacked
 from jaxnn.types import Batch, ConfigError, Metrics, Task, TrainState, TrainStep
 
 STEP_CHECKS = ("jit", "trace", "vmap", "parameters")
 """The checks of `check_step`."""
 TASK_CHECKS = (*STEP_CHECKS, "padding", "sums", "bfloat16", "devices", "pmap")
-"""The checks of `check_task`."""
+"""The checks of `check_task` by default; `padded step` is another one."""
 NUM_STEPS = 3
 
 
@@ -41,6 +41,7 @@ def check_task(
     - ``vmap``: two members, mapped over scanned steps, equal a loop;
     - ``parameters``: each gets a gradient that is finite and not zero everywhere;
     - ``padding``: an example whose mask is 0 adds nothing to an evaluation;
+    - ``padded step``, not by default: nor does it change a training step, for tasks whose loss heeds the mask;
     - ``sums``: evaluations of parts of a batch add up to that of all, in a shorter batch too;
     - ``bfloat16``: parameters and inputs in bfloat16 give a finite loss near that in float32;
     - ``devices``: a step on ``num_devices`` devices equals that of one, by strategy ``data``;
@@ -62,7 +63,8 @@ def check_task(
     trained = _Trained(make_train_step(task, optimizer), make_evaluate_step(task), state, batch)
     found = {
         **_step_checks(trained, tolerance),
-        "padding": lambda: _padding(trained, tolerance),
+        "padding": lambda: _padding(trained, tolerance)[1],
+        "padded step": lambda: _padding(trained, tolerance)[0],
         "sums": lambda: _sums(trained, tolerance),
         "bfloat16": lambda: _narrow_loss(task, trained),
         "devices": lambda: _on_devices(task, optimizer, trained, "data", num_devices, 10 * tolerance),
@@ -226,7 +228,8 @@ def _masked(batch: Batch, counts: Any) -> Batch:
     return batch._replace(mask=np.asarray(counts, np.float32))
 
 
-def _padding(trained: _Trained, tolerance: float) -> str | None:
+def _padding(trained: _Trained, tolerance: float) -> list[str | None]:
+    """What an example whose mask is 0 changes in a training step and in an evaluation."""
     batch, index = trained.batch, np.arange(len(trained.batch.mask))
     padded = _masked(batch, index < len(index) - 1)
 
@@ -234,8 +237,8 @@ def _padding(trained: _Trained, tolerance: float) -> str | None:
         return np.concatenate([rows[:-1], rows[:1]])
 
     other = padded._replace(inputs=jax.tree.map(replaced, batch.inputs), targets=jax.tree.map(replaced, batch.targets))
-    (_, found), (_, expected) = (trained.compiled(trained.start, one) for one in (other, padded))
-    return difference(found, expected, tolerance, "if an example whose mask is 0 is another one")
+    pairs = zip(trained.compiled(trained.start, other), trained.compiled(trained.start, padded), strict=True)
+    return [difference(*pair, tolerance, "if an example whose mask is 0 is another one") for pair in pairs]
 
 
 def _sums(trained: _Trained, tolerance: float) -> str | None:

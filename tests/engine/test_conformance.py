@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -14,13 +14,12 @@ import optax
 import pytest
 from flax import linen
 
-from jaxnn import models, observe, tasks
+from jaxnn import models, observe, tasks, testing
 from jaxnn.models import CNN, GPT, MLP, RecurrentClassifier
 from jaxnn.nn import GRU, Policy
-from jaxnn.parallel import make_layout
-from jaxnn.steps import init_train_state, make_evaluate_step, make_train_step
+from jaxnn.steps import init_train_state, make_train_step
 from jaxnn.tasks import averaged_over, binary_classification, classification, next_token, regression, supervised
-from jaxnn.types import Batch, Metrics, Task, TrainState
+from jaxnn.types import Batch, Task, TrainState
 from tests import elsewhere, tiny
 
 
@@ -155,41 +154,14 @@ SLOW = {
     "GPT in bfloat16": Row(next_token, GPT(7, **TRANSFORMER), successors, HALF, 2e-2, (*NARROW, "float32")),
 }
 TABLE = FAST | SLOW
-rows = pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
-
+# Compiling for pmap takes the time of three other programs.
+PMAPPED = {"MLP", "CNN with batch norm", "FastText", "RecurrentClassifier", "GPT", "CNN in bfloat16", "ResNet", "VAE"}
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
-NUM_STEPS = 3
 
 
-type Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-
-
-class Prepared(NamedTuple):
-    """What the tests of a row share, as NumPy arrays, random keys too: each program is compiled once."""
-
-    task: Task
-    step: Step
-    compiled: Callable[[TrainState, Batch], tuple[Any, Metrics]]  # returns the results of a step and of an evaluation
-    traces: list[str]  # gets an entry whenever ``compiled`` is traced
-    batches: list[Batch]
-    starts: list[TrainState]  # the first states of two members
-    states: list[TrainState]  # those of a loop over ``batches`` from the first of them, which is included
-
-
-def step_of(task: Task) -> Step:
-    """The training step, with the key of a state as the numbers in it."""
-    step = make_train_step(task, OPTIMIZER)
-
-    def with_numbers(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        state, metrics = step(state._replace(key=jax.random.wrap_key_data(state.key)), batch)
-        return state._replace(key=jax.random.key_data(state.key)), metrics
-
-    return with_numbers
-
-
-def start(task: Task, batch: Batch, seed: int) -> TrainState:
+def start(task: Task, batch: Batch) -> TrainState:
     """A first state with random numbers by NumPy: most of the time to compile initializers is that of their draws."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
 
     def fill(lowest: float, tree: Any) -> Any:
         return jax.tree.map(lambda leaf: rng.uniform(lowest, 0.5, leaf.shape).astype(leaf.dtype), tree)
@@ -198,50 +170,7 @@ def start(task: Task, batch: Batch, seed: int) -> TrainState:
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes.opt_state)
     # Variances are positive.
     states = fill(-0.5, shapes.params), fill(0.1, shapes.model_state)
-    return TrainState(np.int32(0), *states, zeros, np.array([0, seed], np.uint32))
-
-
-@functools.cache
-def prepare(name: str) -> Prepared:
-    row, traces = TABLE[name], list[str]()
-    task = row.task(row.model, **row.options)
-    step, evaluate = step_of(task), make_evaluate_step(task)
-
-    @jax.jit
-    def both(state: TrainState, batch: Batch) -> Any:
-        traces.append(name)
-        return step(state, batch), evaluate(state, batch)
-
-    def compiled(state: TrainState, batch: Batch) -> Any:
-        return jax.device_get(both(state, batch))
-
-    batches = [row.batch(seed) for seed in range(NUM_STEPS)]
-    starts = [start(task, batches[0], seed) for seed in range(2)]
-    states = starts[:1]
-    for batch in batches:
-        states.append(compiled(states[-1], batch)[0][0])
-    return Prepared(task, step, compiled, traces, batches, starts, states)
-
-
-def stacked(*trees: Any) -> Any:
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
-
-
-def at(tree: Any, *place: int) -> Any:
-    return jax.tree.map(lambda leaf: leaf[place], tree)
-
-
-def masked(batch: Batch, counts: np.ndarray) -> Batch:
-    return batch._replace(mask=counts.astype(np.float32))
-
-
-def assert_close(got: Any, expected: Any, tolerance: float) -> None:
-    def check(path: Any, left: Any, right: Any) -> None:
-        name = jax.tree_util.keystr(path)
-        assert (left.shape, left.dtype) == (right.shape, right.dtype), name
-        np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance, err_msg=name)
-
-    jax.tree.map_with_path(check, got, expected)
+    return TrainState(np.int32(0), *states, zeros, jax.random.key(0))
 
 
 def test_every_model_and_task_has_a_row() -> None:
@@ -254,66 +183,34 @@ def test_every_model_and_task_has_a_row() -> None:
     assert factories == {row.task for row in TABLE.values()} - {autoencoding}
 
 
-@rows
-def test_vmapped_scan_equals_a_loop_that_is_traced_once(name: str) -> None:
-    row, prepared = TABLE[name], prepare(name)
-    scan = jax.jit(jax.vmap(functools.partial(jax.lax.scan, prepared.step), (0, None)))
-    ends, metrics = jax.device_get(scan(stacked(*prepared.starts), stacked(*prepared.batches)))
-    for index, state in enumerate(prepared.starts):
-        for number, batch in enumerate(prepared.batches):
-            (state, values), _ = prepared.compiled(state, batch)
-            assert_close(values, at(metrics, index, number), row.tolerance)
-        assert_close(state, at(ends, index), row.tolerance)
-    assert prepared.traces == [name]
+def check(name: str, *checks: str) -> None:
+    row, batch = TABLE[name], TABLE[name].batch(0)
+    task = row.task(row.model, **row.options)
+    how: dict[str, Any] = {"optimizer": OPTIMIZER, "state": start(task, batch), "num_devices": 4}
+    results = testing.check_task(task, batch, checks=checks, tolerance=row.tolerance, **how)
+    assert set(results.values()) == {"passed"}
 
 
-@rows
-def test_every_parameter_has_a_finite_gradient_and_moves(name: str) -> None:
-    prepared = prepare(name)
-    before, first, *_, after = prepared.states
-    # Momentum holds the gradient after the first step.
-    for path, gradient in jax.tree.leaves_with_path(first.opt_state[0].trace):
-        assert np.isfinite(gradient).all() and np.any(gradient), jax.tree_util.keystr(path)
-    floats = [leaf for leaf in jax.tree.leaves(after) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    assert all(np.isfinite(leaf).all() for leaf in floats)
-    assert {leaf.dtype.name for leaf in floats} == {"float32"}
-    assert after.step == NUM_STEPS
-    # Batch statistics too.
-    moved = jax.tree.map(lambda old, new: np.any(old != new), before[1:3], after[1:3])
-    assert all(jax.tree.leaves(moved))
-    assert set(observe.product_dtypes(prepared.step, before, prepared.batches[0])) == set(TABLE[name].products)
+@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_every_row_conforms(name: str) -> None:
+    row, batch = TABLE[name], TABLE[name].batch(0)
+    check(name, "trace", "vmap", "parameters", "padding", "padded step", "sums")
+    task = row.task(row.model, **row.options)
+    step, state = make_train_step(task, OPTIMIZER), start(task, batch)
+    after = jax.tree.leaves(jax.eval_shape(step, state, batch)[0])
+    assert {str(leaf.dtype) for leaf in after if jnp.issubdtype(leaf.dtype, jnp.floating)} == {"float32"}
+    assert set(observe.product_dtypes(step, state, batch)) == set(row.products)
 
 
-@rows
-def test_padding_changes_nothing_and_sums_add_up(name: str) -> None:
-    row, prepared, index = TABLE[name], prepare(name), np.arange(BATCH_SIZE)
-    batch, state = masked(prepared.batches[0], index < BATCH_SIZE - 1), prepared.states[-1]
-
-    def spoiled(rows: Any) -> np.ndarray:
-        value = np.nan if np.issubdtype(rows.dtype, np.floating) else 99
-        return np.concatenate([rows[:-1], np.full_like(rows[-1:], value)])
-
-    stepped, sums = prepared.compiled(state, batch)
-    other = batch._replace(inputs=jax.tree.map(spoiled, batch.inputs), targets=spoiled(batch.targets))
-    assert_close(prepared.compiled(state, other), (stepped, sums), row.tolerance)
-    # With other rows as padding, so that those add nothing either.
-    parts = [prepared.compiled(state, masked(batch, counts))[1] for counts in (index < 4, (index >= 4) & (index < 7))]
-    assert_close(jax.tree.map(np.add, *parts), sums, 4 * row.tolerance)
-    terms = COUNTED.sum(1) if row.task is next_token else np.ones(BATCH_SIZE)
-    assert [part["count"] for part in parts] == [terms[:4].sum(), terms[4:7].sum()]
+def on_devices() -> Iterator[Any]:
+    """Every row by strategy ``data``, and one of each kind of layer and of random number by ``pmap``."""
+    for name in TABLE:
+        for strategy in ("devices", "pmap") if name in PMAPPED else ("devices",):
+            fast = (name, strategy) in (("CNN with batch norm", "devices"), ("GPT", "pmap"))
+            yield pytest.param(name, strategy, marks=[] if fast else pytest.mark.slow)
 
 
-# Both steps average over the devices: statistics of a batch, and tokens, of which devices have unequal numbers.
-@pytest.mark.parametrize(("name", "strategy"), [("CNN with batch norm", "data"), ("GPT", "pmap")])
-def test_step_of_four_devices_equals_that_of_one(name: str, strategy: str) -> None:
-    prepared, layout = prepare(name), make_layout(strategy, 4)
-    step = step_of(averaged_over(prepared.task, layout.axis_name))
-
-    def on_devices(state: TrainState, batch: Batch) -> Any:
-        return step(state, layout.local_shard(layout.constrain(batch)))
-
-    before, batch = jax.device_put((prepared.states[1], prepared.batches[1]), layout.replicated)
-    stepped = jax.jit(layout.wrap(on_devices))(before, batch)
-    assert all(len(leaf.sharding.device_set) == 4 for leaf in jax.tree.leaves(stepped))
-    expected, _ = prepared.compiled(prepared.states[1], prepared.batches[1])
-    assert_close(jax.device_get(stepped), expected, 1e-5)
+# Both average over the devices: statistics of a batch, and tokens, of which devices have unequal numbers.
+@pytest.mark.parametrize(("name", "strategy"), on_devices())
+def test_a_step_on_four_devices_equals_that_on_one(name: str, strategy: str) -> None:
+    check(name, strategy)

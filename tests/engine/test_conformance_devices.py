@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,25 +15,12 @@ import jaxnn as jn
 from jaxnn.nn import is_full
 from jaxnn.types import Batch
 from tests import tiny
-from tests.engine.test_conformance import BATCH_SIZE, ELSEWHERE, TABLE, Normed
+from tests.engine.test_conformance import BATCH_SIZE, TABLE
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-FAST = [("MLP", "fsdp")]
-
-
-# One of each kind of layer, of random number and of dtype: compiling for pmap takes the time of three other strategies.
-PMAPPED = {"MLP", "CNN with batch norm", "FastText", "RecurrentClassifier", "GPT", "CNN in bfloat16", "ResNet", "VAE"}
-
-
-def table() -> Iterator[Any]:
-    """Every row with a strategy, some with pmap too."""
-    for index, (name, row) in enumerate(TABLE.items()):
-        # What other libraries' layers compute from a part of the batch is not what they compute from all of it.
-        alone = "data" if isinstance(row.model, Normed) or name in ELSEWHERE else ("fsdp", "data")[index % 2]
-        for strategy in ("pmap", alone) if name in PMAPPED else (alone,):
-            case = (name, strategy)
-            yield case if case in FAST else pytest.param(*case, marks=pytest.mark.slow)
+# One of each strategy; test_conformance.py has a step of every row on several devices.
+RUNS = [("MLP", "fsdp"), ("CNN with batch norm", "data"), ("GPT", "pmap"), ("a Flax NNX module", "data")]
 
 
 @functools.cache
@@ -58,7 +44,9 @@ def trained(name: str, **options: Any) -> jn.Run:
     return tiny.fit(tiny.experiment(data=data, task=make_task, num_steps=10), eval_batch_size=BATCH_SIZE, **options)
 
 
-@pytest.mark.parametrize(("name", "strategy"), [*table()])
+@pytest.mark.parametrize(
+    ("name", "strategy"), [RUNS[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in RUNS[1:])]
+)
 def test_devices_train_as_one_does(name: str, strategy: str) -> None:
     expected, got = trained(name), trained(name, strategy=strategy, devices=4)
     assert all(len(leaf.sharding.device_set) == 4 for leaf in jax.tree.leaves(got.state))
@@ -67,9 +55,7 @@ def test_devices_train_as_one_does(name: str, strategy: str) -> None:
     # The parameters, the model's statistics and the optimizer's state.
     for found, wanted in zip(jax.tree.leaves(got.state[:4]), jax.tree.leaves(expected.state[:4]), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=allowed, atol=allowed)
-    # Under pmap the results of a task on parts of a batch are first compared with those on all of it.
-    compiled = [run.summary.compilations["num_compilations"] for run in (got, expected)]
-    assert compiled[0] - compiled[1] == (strategy == "pmap")
+    assert got.summary.compilations["num_compilations"] == expected.summary.compilations["num_compilations"]
 
 
 # Tasks of a user's own, which know nothing of devices.
@@ -103,7 +89,8 @@ def share_of_large(params: Any, batch: Batch, key: jax.Array) -> jax.Array:
 
 def drawing(params: Any, state: Any, batch: Batch, key: Any) -> Any:
     """An evaluation that draws."""
-    return {"loss": denoised(params, batch.inputs, jax.random.key(0)).sum(), "count": batch.mask.sum()}
+    each = denoised(params, batch.inputs, jax.random.key(0))
+    return {"loss": (each * batch.mask).sum(), "count": batch.mask.sum()}
 
 
 class FlaxNormed(linen.Module):
@@ -112,19 +99,34 @@ class FlaxNormed(linen.Module):
         return linen.Dense(3)(linen.BatchNorm(use_running_average=not train)(inputs))
 
 
-REFUSED = {
-    "draws": (with_loss(lambda params, batch, key: denoised(params, batch.inputs, key).mean()), "draws random numbers"),
-    "draws when evaluated": (CLASSES._replace(evaluate=drawing), "draws random numbers"),
-    "counts": (with_loss(share_of_large), "loss .* examples"),
-    "normalizes": (jn.tasks.classification(FlaxNormed()), "batch_stats/BatchNorm_0/mean .* examples"),
+DRAWING = {
+    "draws": with_loss(lambda params, batch, key: denoised(params, batch.inputs, key).mean()),
+    "draws when evaluated": CLASSES._replace(evaluate=drawing),
+}
+COUPLED = {
+    "counts": with_loss(share_of_large),
+    "contrasts": with_loss(lambda params, batch, key: matched(params, batch.inputs).mean()),
+    "normalizes": jn.tasks.classification(FlaxNormed()),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_pmap_refuses_tasks_that_differ_on_parts_of_a_batch(name: str) -> None:
-    task, words = REFUSED[name]
-    with pytest.raises(jn.ConfigError, match=f"{words}.*strategy data"):
-        tiny.fit(tiny.experiment(task=lambda config: task), strategy="pmap", devices=2)
+@pytest.mark.parametrize("name", DRAWING)
+def test_pmap_refuses_tasks_that_draw_random_numbers_themselves(name: str) -> None:
+    with pytest.raises(jn.ConfigError, match="draws random numbers.*strategy data"):
+        tiny.fit(tiny.experiment(task=lambda config: DRAWING[name]), strategy="pmap", devices=2)
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_tasks_that_couple_examples_are_found_by_the_check_that_pmap_names(name: str) -> None:
+    batch = Batch(*tiny.points(8), np.ones(8, np.float32))
+    with pytest.raises(jn.testing.ConformanceError, match="pmap: .* on 2 devices"):
+        jn.testing.check_task(COUPLED[name], batch, checks=("pmap",))
+
+
+def test_pmap_names_the_check_of_coupled_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    for strategy, is_named in (("pmap", True), ("data", False)):
+        tiny.fit(tiny.experiment(num_steps=5), strategy=strategy, devices=2, progress="plain")
+        assert ("jaxnn.testing.check_task" in capsys.readouterr().out) == is_named
 
 
 def test_own_random_numbers_and_coupled_losses_equal_those_of_one_device() -> None:

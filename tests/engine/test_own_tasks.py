@@ -134,9 +134,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"evaluate": sums(late=lambda batch: ((batch.inputs[:, 0] != FIRST) * batch.mask).sum() / batch.mask.sum())},
         "late.* sum",
     ),
+    "weighted means": (evaluating(lambda each, batch: jnp.average(each, weights=batch.mask)), "loss.* sum"),
+    "means of those that count": (evaluating(lambda each, batch: each.mean(where=batch.mask > 0)), "loss.* sum"),
     "means of masked values": (evaluating(lambda each, batch: (each * batch.mask).mean()), "loss.* sum"),
     "sums of padding too": (evaluating(lambda each, batch: each.sum()), "loss.* sum"),
     "a count of padding too": ({"evaluate": sums(count=lambda batch: len(batch.mask))}, "count.* mask"),
+    "a sum of ones": ({"evaluate": sums(count=lambda batch: jnp.ones_like(batch.mask).sum())}, "count.* mask"),
     "parameters alone": ({"init": lambda key, batch: init(key, batch)[0]}, r"init .*\(params, model_state\).* a dict"),
     "an integer parameter": (
         {"init": lambda key, batch: ({"layer": {"rows": jnp.arange(3)}, **init(key, batch)[0]}, {})},
@@ -171,28 +174,31 @@ def test_functional_core_names_wrong_losses_and_parameters(case: str) -> None:
         jax.eval_shape(lambda: step(jn.steps.init_train_state(task, optimizer, jax.random.key(0), batch), batch))
 
 
-@pytest.mark.parametrize("size", [5, pytest.param(16, marks=pytest.mark.slow)])
-def test_means_are_refused_and_right_sums_are_not_for_any_batch_size(size: int) -> None:
-    def coupled(batch: jn.Batch) -> jax.Array:
-        """Zero for one example alone, and more for each other one, as of a contrastive loss."""
-        return batch.mask.sum() * jnp.log(jnp.maximum(batch.mask.sum(), 1.0))
+# Results of an evaluation besides loss and count: whether they are sums is seen, or named as not seen.
+SUMS: dict[str, tuple[Any, bool]] = {
+    "where the mask is positive": (lambda batch: jnp.sum(batch.inputs[:, 0], where=batch.mask > 0), True),
+    "a confusion matrix": (lambda batch: jnp.zeros((3, 3)).at[batch.targets, batch.targets].add(batch.mask), True),
+    "a product": (lambda batch: batch.mask @ batch.inputs, True),
+    "a mean times the size": (lambda batch: (batch.mask * batch.inputs[:, 0]).mean() * len(batch.mask), True),
+    "of two by two": (lambda batch: (batch.mask * jax.lax.top_k(batch.inputs, 2)[0].sum(1)).sum(), True),
+    "zeros": (lambda batch: jnp.zeros(3), True),
+    "infinite": (lambda batch: jnp.where(batch.mask > 0, jnp.inf, 0.0).sum(), True),
+    "coupled": (lambda batch: batch.mask.sum() * jnp.log(jnp.maximum(batch.mask.sum(), 1.0)), False),
+    # Of a batch of three there are no five.
+    "ranked": (lambda batch: jax.lax.top_k(batch.mask, 5)[0].min() * batch.mask.sum(), False),
+}
 
-    def without_never(means: dict[str, Any]) -> dict[str, Any]:
-        return {name: mean for name, mean in means.items() if name != "never"}
 
-    others = {
-        "coupled": coupled,
-        "never": lambda batch: jnp.zeros(3),
-        "endless": lambda batch: jnp.where(batch.mask > 0, jnp.inf, 0.0).sum(),
-        # Of a batch of three there are no five.
-        "ranked": lambda batch: jax.lax.top_k(batch.mask, 5)[0].min() * batch.mask.sum(),
-    }
-    run = tiny.fit(own(evaluate=sums(**others), derive_metrics=without_never), eval_batch_size=size)
-    counts = np.array([size] * (23 // size) + [23 % size])
+def test_sums_train_and_what_a_trace_does_not_show_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    others = {name: value for name, (value, _) in SUMS.items()}
+    derive = {"derive_metrics": lambda means: {"loss": means["loss"], "coupled": means["coupled"]}}
+    run = tiny.fit(own(evaluate=sums(**others), **derive), eval_batch_size=5, progress="plain")
+    counts = np.array([5] * (23 // 5) + [23 % 5])
     assert run.final["test_coupled"] == pytest.approx((counts * np.log(np.maximum(counts, 1))).sum() / 23, rel=1e-6)
     assert run.final["train_half"] == 0.5
-    with pytest.raises(jn.ConfigError, match="sum"):
-        tiny.fit(own(**evaluating(lambda each, batch: (each * batch.mask).mean())), eval_batch_size=size)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "not checked" in line]
+    assert "jaxnn.testing.check_task" in line
+    assert {name for name in SUMS if name in line} == {name for name, (_, is_seen) in SUMS.items() if not is_seen}
 
 
 @dataclasses.dataclass(frozen=True)

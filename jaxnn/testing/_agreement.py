@@ -22,6 +22,7 @@ _REMEDIES = {
     "parameters": "the loss does not depend on the parameter, or it overflows",
     "gradient": "the output does not depend on the parameter, it overflows, or a custom derivative is wrong",
     "padding": "multiply the values of each example by batch.mask before they are summed",
+    "padded step": "divide sums of values * batch.mask by batch.mask.sum()",
     "sums": "return sums over the examples and their number, not means: (values * batch.mask).sum(), batch.mask.sum()",
     "bfloat16": "sum many numbers and take exponentials in float32",
     "devices": "the function computes something else when XLA shards its rows",

@@ -2,8 +2,8 @@
 
 A development tool, not a test. Everything runs in temporary copies of the working tree::
 
-    python -m tests.mutate --results mutations.json           # the same command resumes
-    python -m tests.mutate --results other.json --tests-from ../other/tests
+    make mutate ARGS='--results mutations.json'               # the same command resumes
+    make mutate ARGS='--results other.json --tests-from ../other/tests'
 
 First it runs every test file unmutated and records its duration, its failures, which are deselected from then on, and
 the lines of the library that it executes, in subprocesses too. Then it applies each mutation of `mutations.py` and runs
@@ -31,9 +31,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.mutations import AREAS, Mutation, choose
+from mutations import AREAS, Mutation, choose
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 IGNORED = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "__pycache__", "runs", "build", "dist")
 # Put into each copy as sitecustomize.py: appends the lines of the library that a process executes to a file.
 TRACER = """
@@ -151,10 +151,10 @@ def reaching(mutation: Mutation, profile: dict[str, Any]) -> list[str]:
 
 
 def sources_digest(tests: Path) -> str:
-    """The SHA-256 of the library and of the tests, without this tool."""
+    """The SHA-256 of the library and of the tests."""
     digest = hashlib.sha256()
     for folder in (ROOT / "jaxnn", tests):
-        for path in sorted(set(folder.rglob("*.py")) - {folder / "mutate.py", folder / "mutations.py"}):
+        for path in sorted(folder.rglob("*.py")):
             digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
     return digest.hexdigest()
 

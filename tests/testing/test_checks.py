@@ -1,0 +1,149 @@
+"""`jaxnn.testing` finds what is wrong with a user's task, step or layer, and nothing where nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+import jaxnn as jn
+from jaxnn.testing import ConformanceError, check_layer, check_step, check_task
+from tests import draws, tiny
+
+BATCH = jn.Batch(*tiny.points(8), np.ones(8, np.float32))
+CLASSES = jn.tasks.classification(tiny.MODEL)
+SGD = optax.sgd(0.1)
+
+
+def nats(params: Any, batch: jn.Batch) -> jax.Array:
+    return optax.softmax_cross_entropy_with_integer_labels(tiny.apply(params, batch.inputs), batch.targets)
+
+
+def evaluating(value: Callable[[jax.Array, jax.Array], Any]) -> jn.Task:
+    """The linear classifier with ``value(nats [batch], mask [batch])`` as the loss of its evaluation."""
+    return CLASSES._replace(
+        evaluate=lambda params, state, batch, key: {
+            "loss": value(nats(params, batch), batch.mask),
+            "count": batch.mask.sum(),
+        }
+    )
+
+
+def losing(value: Callable[..., jax.Array]) -> jn.Task:
+    """The linear classifier that minimises ``value(params, batch)``."""
+    return CLASSES._replace(loss=lambda params, state, batch, key: (value(params, batch), (state, {})))
+
+
+@jax.custom_batching.custom_vmap
+def twice(x: jax.Array) -> jax.Array:
+    return 2 * x
+
+
+@twice.def_vmap
+def _(size: int, is_batched: Any, x: jax.Array) -> Any:
+    return 2 * jnp.broadcast_to(x[:1], x.shape), True  # the first member's for all
+
+
+calls = iter(range(1_000_000))
+TASKS = {
+    "a mean over the mask": (evaluating(lambda each, mask: (each * mask).sum() / mask.sum()), "sums"),
+    "a mean of masked values": (evaluating(lambda each, mask: (each * mask).mean()), "sums"),
+    "a sum of padding too": (evaluating(lambda each, mask: each.sum()), "padding"),
+    "an unused parameter": (losing(lambda params, batch: jnp.square(params["kernel"]).sum()), "parameters"),
+    "a loss of the batch": (
+        losing(lambda params, batch: nats(params, batch).sum() / nats(params, batch).max()),
+        "pmap",
+    ),
+    "a loss that ignores the mask": (losing(lambda params, batch: nats(params, batch).mean()), "padded step"),
+    "an overflow": (losing(lambda params, batch: jnp.exp(100 * (1 + nats(params, batch).mean()))), "parameters"),
+    "a number made while tracing": (
+        losing(lambda params, batch: nats(params, batch).mean() * (2 + next(calls))),
+        "jit",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_check_of_what_a_task_does_wrong_fails(name: str) -> None:
+    task, check = TASKS[name]
+    with pytest.raises(ConformanceError, match=f"check_task: 1 of 1 checks failed.\n{check}: "):
+        check_task(task, BATCH, optimizer=SGD, checks=(check,))
+
+
+def test_right_tasks_pass_every_check() -> None:
+    every = (*jn.testing.TASK_CHECKS, "padded step")
+    assert check_task(CLASSES, BATCH, checks=every) == dict.fromkeys(every, "passed")
+
+
+def step(state: Any, batch: jn.Batch) -> Any:
+    return jn.steps.make_train_step(CLASSES, SGD)(state, batch)
+
+
+def widened(state: Any, batch: jn.Batch) -> Any:
+    """A step that returns another dtype than it gets."""
+    state, metrics = step(state, batch)
+    return state._replace(params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), state.params)), metrics
+
+
+def of_the_first(state: Any, batch: jn.Batch) -> Any:
+    """A step with a wrong rule for `jax.vmap`."""
+    after, metrics = step(state, batch)
+    return after._replace(params=jax.tree.map(twice, after.params)), metrics
+
+
+@pytest.mark.parametrize(("wrong", "check"), [(widened, "trace"), (of_the_first, "vmap")])
+def test_the_check_of_what_a_step_does_wrong_fails(wrong: Any, check: str) -> None:
+    state = jn.steps.init_train_state(CLASSES, SGD, jax.random.key(0), BATCH)
+    assert check_step(step, state, BATCH, checks=(check,)) == {check: "passed"}
+    with pytest.raises(ConformanceError, match=f"\n{check}: "):
+        check_step(wrong, state, BATCH, checks=(check,))
+
+
+@jax.custom_vjp
+def wrong_gradient(x: jax.Array) -> jax.Array:
+    return jnp.sin(x)
+
+
+wrong_gradient.defvjp(lambda x: (jnp.sin(x), x), lambda x, gradient: (jnp.sin(x) * gradient,))
+KERNEL = {"kernel": draws.normal(0, 3, 2)}
+LAYERS = {
+    "a wrong rule for vmap": (lambda params, x: twice(x) @ params["kernel"], "vmap"),
+    "coupled rows": (lambda params, x: (x - x.mean(0)[None]) @ params["kernel"], "rows"),
+    "rows coupled on devices": (lambda params, x: (x - x.mean(0)[None]) @ params["kernel"], "devices"),
+    "an unused parameter": (lambda params, x: x + 0 * params["kernel"].sum(), "gradient"),
+    "a gradient without forward mode": (lambda params, x: wrong_gradient(x @ params["kernel"]), "gradient"),
+    "a dtype of its own": (lambda params, x: jnp.float32(x @ params["kernel"]), "bfloat16"),
+    "a value of an array": (lambda params, x: x @ params["kernel"] if x[0, 0] > 9 else x, "jit"),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_check_of_what_a_layer_does_wrong_fails(name: str) -> None:
+    layer, check = LAYERS[name]
+    with pytest.raises(ConformanceError, match=f"check_layer: 1 of 1 checks failed.\n{check}: "):
+        check_layer(layer, BATCH.inputs, KERNEL, checks=(check,))
+
+
+def test_right_layers_pass_every_check() -> None:
+    every = dict.fromkeys(jn.testing.LAYER_CHECKS, "passed")
+    assert check_layer(lambda params, x: jnp.tanh(x @ params["kernel"]), BATCH.inputs, KERNEL) == every
+    assert check_layer(linen.Embed(5, 2), np.arange(8) % 5) == every
+
+
+def test_all_failures_are_listed_and_unknown_checks_and_small_batches_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConformanceError) as caught:
+        check_task(evaluating(lambda each, mask: each.sum()), BATCH, checks=("padding", "trace", "sums"))
+    first, *lines = str(caught.value).splitlines()
+    assert "2 of 3" in first and [line.partition(":")[0] for line in lines] == ["padding", "sums"]
+    with pytest.raises(jn.ConfigError, match="no check 'vmaps'.*'vmap'"):
+        check_task(CLASSES, BATCH, checks=("vmaps",))
+    with pytest.raises(jn.ConfigError, match="at least 4 examples, not 2"):
+        check_task(CLASSES, jax.tree.map(lambda rows: rows[:2], BATCH))
+    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
+    assert "JAX_NUM_CPU_DEVICES=2" in check_task(CLASSES, BATCH, checks=("devices",))["devices"]
