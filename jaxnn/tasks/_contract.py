@@ -27,7 +27,7 @@ def averaged_over(task: Task, axis_name: str | None) -> Task:
     tokens that count, and for jaxnn's layers, whose dropout and batch statistics are global. A task's own loss must be
     a mean over equally many numbers on each device: random numbers that it draws itself, for its rows or by Flax's own
     ``Dropout``, repeat on every device, and a loss that couples examples, such as a contrastive one or one with Flax's
-    ``BatchNorm``, uses a part of the batch alone. `fit` checks that; this function does not.
+    ``BatchNorm``, uses a part of the batch alone. `testing.check_task` finds that; this function does not.
 
     >>> task, optimizer = jn.tasks.classification(jn.models.MLP((8, 10))), optax.adam(1e-3)
     >>> step = jn.steps.make_train_step(jn.tasks.averaged_over(task, "devices"), optimizer)
