@@ -1,17 +1,14 @@
-"""Arrays in memory: conversion and checks of the user's arrays, gathering, padding, standardization."""
+"""Arrays in memory: conversion of the user's arrays, gathering, padding, standardization."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from jaxnn import data
 from jaxnn.data import ArraySource, arrays, check_labels, split_off_validation, standardize, with_augmentation
-from jaxnn.types import Batch, ConfigError, DataError, Examples, Splits
+from jaxnn.types import Batch, Examples
 
 GOOD = (np.zeros((5, 2), np.float32), np.zeros(5, np.int32))
-LABELS = (GOOD[0], np.array([0, 1, 2, 3, 2]))
-TOKENS = (GOOD[0], np.array([[0, 1], [1, 7], [0, 0], [0, 0], [0, 0]]))
 
 
 def test_splits_have_the_given_arrays_names_and_a_short_repr():
@@ -38,7 +35,7 @@ def test_dtypes_become_those_of_models():
         examples = arrays((values[:, None], values)).train.examples
         assert (examples.inputs.dtype, examples.targets.dtype) == expected
         assert (examples.inputs.tolist(), examples.targets.tolist()) == ([[0], [1], [1]], [0, 1, 1])
-    assert arrays((jnp.ones((2, 3), jnp.bfloat16), [0, 1])).train.examples.inputs.dtype == np.float32
+    assert arrays((np.ones((2, 3), jnp.bfloat16), [0, 1])).train.examples.inputs.dtype == np.float32
     # Arrays of the right dtype are not copied.
     for inputs_dtype, targets_dtype in ((np.uint8, np.int32), (np.float32, np.float32)):
         inputs, targets = np.zeros((3, 2), inputs_dtype), np.zeros(3, targets_dtype)
@@ -46,83 +43,25 @@ def test_dtypes_become_those_of_models():
         assert examples.inputs is inputs and examples.targets is targets
 
 
-def with_value(value, dtype=np.float32):
-    inputs = np.zeros((5, 2), dtype)
-    inputs[3, 1] = value
-    return inputs, GOOD[1]
-
-
-@pytest.mark.parametrize(
-    ("splits", "message"),
-    (
-        ({"train": None}, "train must be a pair .* NoneType"),
-        ({"train": (GOOD[0],)}, "train must be a pair .* tuple of 1"),
-        ({"train": (GOOD[0], np.zeros(4, int))}, "train has 5 inputs but 4 targets"),
-        ({"train": (np.zeros((0, 2)), np.zeros(0))}, r"train inputs: empty, of shape \(0, 2\)"),
-        ({"train": (3.0, GOOD[1])}, "train inputs: one float"),
-        ({"train": ([[1, 2], [3]], [0, 1])}, "train inputs: a list, not one array"),
-        ({"train": (np.ma.masked_equal(np.arange(5), 2), GOOD[1])}, "train inputs: a masked array"),
-        ({"train": with_value(np.nan)}, r"train inputs: NaN .* example 3 \(such examples: 1\)"),
-        ({"train": with_value(1e300, float)}, "infinity .as float32. in example 3"),
-        ({"train": with_value(2**31, int)}, "train inputs: .* beyond int32 in example 3"),
-        ({"train": (GOOD[0], [0, 0, 0, 0, -(2**31) - 1])}, "targets: .* beyond int32 in example 4"),
-        ({"train": (GOOD[0], list("abcde"))}, "train targets: dtype <U1"),
-        ({"train": GOOD, "test": (GOOD[0][:, :1], GOOD[1])}, r"inputs of test is .* \(1,\) .* train is float32 \(2,\)"),
-        ({"train": GOOD, "test": (GOOD[0], np.zeros(5))}, "targets of test is float32 .* those of train is int32"),
-        ({"train": (GOOD[0], [0, 1, -1, 0, 0]), "num_classes": 2}, "label -1 of example 2 in train .* 0 to 1"),
-        ({"train": GOOD, "test": LABELS, "num_classes": 3}, "label 3 of example 3 in test .* 0 to 2"),
-        ({"train": GOOD, "test": LABELS, "class_names": "abc"}, "label 3 of example 3 in test .* 0 to 2"),
-        ({"train": TOKENS, "num_classes": 5}, "label 7 of example 1 in train"),
-        ({"train": (GOOD[0], GOOD[0]), "num_classes": 2}, r"targets of train are float32 .*argmax\(axis=-1\)"),
-        ({"train": GOOD, "class_names": "ab", "num_classes": 3}, "2 class_names but num_classes is 3"),
-        ({"train": GOOD, "num_classes": 0}, "num_classes must be an integer >= 1, not 0"),
-    ),
-)
-def test_bad_arrays_raise(splits, message):
-    with pytest.raises(ConfigError if "an integer >=" in message else DataError, match=message) as caught:
-        arrays(**splits)
-    assert "\n" not in str(caught.value)
-
-
-PAIR = (np.arange(10)[:, None], np.arange(10))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    (
-        (lambda: standardize(arrays((np.zeros((2, 2), np.uint8), [0, 1]))), r"uint8 \[2\] cannot be standardized"),
-        (lambda: with_augmentation(Splits(object()), data.random_flip()), "a object cannot be augmented here"),
-        (lambda: check_labels(arrays(GOOD, LABELS), 3), "label 3 of example 3 in test .* 0 to 2"),
-        (lambda: check_labels(arrays((GOOD[0], TOKENS[1] - 1)), 9), "label -1 of example 0 in train .* 0 to 8"),
-        (lambda: check_labels(arrays((GOOD[0], np.zeros(5))), 10), "targets of train are float32"),
-        (lambda: split_off_validation(PAIR, 10), "num_validation = 10 of 10 .* 0 to 9"),
-        (lambda: split_off_validation(PAIR, -1), "num_validation, .* must be an integer >= 0, not -1"),
-        (lambda: data.padded_indices(7, 0.5), r"batch_size must be an integer >= 1, not 0\.5"),
-        (lambda: arrays(GOOD).train.order(3, np.arange(1), 7), "batch of 7 .* 5 examples"),
-    ),
-)
-def test_bad_calls_raise(call, message):
-    with pytest.raises(ConfigError if "an integer >=" in message else DataError, match=message):
-        call()
-
-
 def test_values_at_the_limits_pass():
-    arrays(GOOD, LABELS, num_classes=4)
-    arrays(TOKENS, num_classes=8)
-    arrays((GOOD[0], TOKENS[1] - 1), num_classes=7)  # -1 in a sequence is ignored
+    inputs, labels, tokens = GOOD[0], np.array([0, 1, 2, 3, 2]), np.array([[0, 1], [1, 7], [0, 0], [0, 0], [0, 0]])
+    arrays(GOOD, (inputs, labels), num_classes=4)
+    arrays((inputs, tokens), num_classes=8)
+    arrays((inputs, tokens - 1), num_classes=7)  # -1 in a sequence is ignored
     arrays((np.array([[2**31 - 1], [-(2**31)]]), [0, 1]))
-    check_labels(arrays(GOOD, LABELS), 4)
-    check_labels(arrays((GOOD[0], [0, -1, 0, 0, 0])), 1, ignore=-1)
+    check_labels(arrays(GOOD, (inputs, labels)), 4)
+    check_labels(arrays((inputs, [0, -1, 0, 0, 0])), 1, ignore=-1)
     assert data.steps_per_epoch(5, 5) == 1
 
 
 def test_split_off_validation_takes_the_last_examples():
-    train, validation = split_off_validation(PAIR, 3)
+    pair = (np.arange(10)[:, None], np.arange(10))
+    train, validation = split_off_validation(pair, 3)
     np.testing.assert_array_equal(train[1], np.arange(7))
     np.testing.assert_array_equal(validation[1], [7, 8, 9])
     np.testing.assert_array_equal(validation[0][:, 0], [7, 8, 9])
-    assert split_off_validation(PAIR, 0) == (PAIR, None)
-    assert len(split_off_validation(PAIR, 9)[0][0]) == 1
+    assert split_off_validation(pair, 0) == (pair, None)
+    assert len(split_off_validation(pair, 9)[0][0]) == 1
 
 
 def test_standardize_uses_the_statistics_of_train():
@@ -150,8 +89,6 @@ def test_with_augmentation_changes_only_training_inputs_in_order():
     np.testing.assert_array_equal(changed.inputs, [[8.0, 8.0]])
     assert changed.targets is batch.targets and changed.mask is batch.mask
     assert splits.test.transform(batch, jax.random.key(0)) is batch
-    with pytest.raises(ConfigError, match=r"returned a ArrayImpl: it must be a function \(key, batch\) -> batch"):
-        with_augmentation(arrays(GOOD), lambda key, batch: jnp.ones(3)).train.transform(batch, jax.random.key(0))
 
 
 def test_inputs_and_targets_may_be_trees():
@@ -159,41 +96,35 @@ def test_inputs_and_targets_may_be_trees():
     inputs = {"image": np.zeros((4, 3), np.uint8), "nested": (texts, [True, False, True, True])}
     source = arrays((inputs, {"class": [0, 1, 2, 0]})).train
     assert source.num_examples == 4
-    batch = source.gather(source.examples, np.array([2, 0]))
+    batch = jax.device_get(jax.jit(source.gather)(source.examples, np.array([2, 0])))
     assert batch.inputs["image"].dtype == np.float32 and batch.inputs["nested"][0].tolist() == [[4, 5], [0, 1]]
     assert batch.inputs["nested"][1].tolist() == [1.0, 1.0] and batch.targets["class"].tolist() == [2, 0]
     alone = arrays(train=inputs)
-    assert alone.train.targets is None and alone.train.gather(alone.train.examples, np.arange(2)).targets is None
+    assert alone.train.targets is None and alone.train.as_batch(alone.train.examples).targets is None
     assert repr(alone) == (
         "Splits(arrays: 4 train, inputs {image: uint8 [3], nested.0: int32 [2], nested.1: float32 []})"
     )
-    for bad, message in (
-        ({"train": {"a": texts, "b": texts[:3]}}, r"4 inputs\['a'\] but 3 inputs\['b'\]"),
-        ({"train": {"a": texts}, "test": {"b": texts}}, r"inputs of test has \['b'\] but .* has \['a'\]"),
-        ({"train": ({}, [1])}, "train has no inputs"),
-    ):
-        with pytest.raises(DataError, match=message):
-            arrays(**bad)
 
 
 def test_gather_takes_rows_and_scales_bytes():
     examples = Examples(np.arange(256, dtype=np.uint8)[:, None], np.arange(256, dtype=np.int32))
-    source = ArraySource(examples)
-    indices = np.arange(256, dtype=np.int32)[::-1].copy()
-    batch = jax.jit(source.gather)(examples, indices)
-    assert (batch.inputs.dtype, batch.mask.dtype) == (jnp.float32, jnp.float32)
+    floats = Examples(np.array([[3], [-7]], np.int32), np.array([0.5, 1.5]))
+    indices, mask = np.arange(256, dtype=np.int32)[::-1].copy(), np.zeros(2, np.float32)
+
+    @jax.jit
+    def gather(examples, floats):
+        source = ArraySource(examples)
+        return source.gather(examples, indices), source.gather(floats, np.array([1, 4]), mask)
+
+    batch, clipped = jax.device_get(gather(examples, floats))
+    assert (batch.inputs.dtype, batch.mask.dtype) == (np.float32, np.float32)
     np.testing.assert_allclose(batch.inputs[:, 0], np.arange(256)[::-1] / 255, rtol=1e-6)
     assert (batch.inputs[0, 0], batch.inputs[255, 0]) == (1.0, 0.0)
     np.testing.assert_array_equal(batch.targets, indices)
     np.testing.assert_array_equal(batch.mask, np.ones(256))
-    eager = source.gather(examples, indices, mask := np.zeros(256, np.float32))
-    np.testing.assert_array_equal(eager.inputs, batch.inputs)
-    assert eager.mask is mask
-    integers = source.gather(Examples(np.array([[3], [-7]], np.int32), np.array([0.5, 1.5])), np.array([1, 4]))
-    assert integers.inputs.dtype == np.int32
-    # An index out of range is clipped.
-    np.testing.assert_array_equal(integers.inputs, [[-7], [-7]])
-    np.testing.assert_array_equal(integers.targets, [1.5, 1.5])
+    # Integers stay; an index out of range is clipped.
+    assert clipped.inputs.dtype == np.int32 and clipped.inputs.tolist() == [[-7], [-7]]
+    assert clipped.targets.tolist() == [1.5, 1.5] and clipped.mask.tolist() == [0, 0]
 
 
 def test_padded_indices_have_each_example_once():

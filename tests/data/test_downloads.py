@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from jaxnn import data
 from jaxnn.data import data_dir, fetch
 from jaxnn.types import DataError
 
@@ -70,23 +69,6 @@ def test_a_failed_download_is_reported_and_leaves_nothing(server, tmp_path):
     (tmp_path / "letters").write_text("a file where the folder should be")
     with pytest.raises(DataError, match="cannot be written there: "):
         fetch("letters", "a.bin", f"{server}/good", SHA256, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("load", "message"),
-    (
-        (data.cifar10, r"cifar-10-binary\.tar\.gz of cifar10 is not in .*https://www\.cs\.toronto"),
-        (data.imdb, r"aclImdb_v1\.tar\.gz of imdb is not in .* put https://ai\.stanford\.edu/"),
-        (data.sms_spam, r"lacks SMSSpamCollection\.tsv, .*: get SMSSpamCollection from the UCI .* set JAXNN_DATA"),
-        (data.ptb, r"ptb lacks ptb\.train\.txt, ptb\.valid\.txt, ptb\.test\.txt, .* take them from"),
-        (data.cats_vs_dogs, r"cats_vs_dogs lacks train, .* as train/cats/\*\.jpg"),
-    ),
-)
-def test_missing_data_sets_say_how_to_get_them(load, message, tmp_path, monkeypatch):
-    for name in ("https_proxy", "HTTPS_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    with pytest.raises(DataError, match=message):
-        load(data_dir=tmp_path)
 
 
 def test_data_dir_is_the_argument_else_the_environment_else_a_cache(monkeypatch, tmp_path):

@@ -6,7 +6,6 @@ from sklearn.datasets import load_diabetes, load_digits
 from sklearn.model_selection import train_test_split
 
 from jaxnn import data
-from jaxnn.types import ConfigError, DataError
 
 # Name: examples, shape of an example, classes (0: regression).
 SETS = {
@@ -64,19 +63,3 @@ def test_seeds_and_targets():
     # Targets of regression are raw.
     _, targets = all_splits(data.diabetes())
     np.testing.assert_array_equal(np.sort(targets), np.sort(load_diabetes().target))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    (
-        ({"test_fraction": 1.0}, "test_fraction must be a fraction .* at least 0 and below 1, not 1.0"),
-        ({"validation_fraction": float("nan")}, "validation_fraction must be .* not nan"),
-        ({"test_fraction": 0.6, "validation_fraction": 0.4}, "leave nothing to train on"),
-        ({"test_fraction": 0.01}, "test split of 2 of 150 examples cannot be stratified"),
-        ({"seed": -1}, "seed must be an integer >= 0, not -1"),
-        ({"test_fraction": True}, "test_fraction must be .* not True"),
-    ),
-)
-def test_bad_fractions_raise(arguments, message):
-    with pytest.raises(ConfigError if "an integer >=" in message else DataError, match=message):
-        data.iris(**arguments)

@@ -10,7 +10,6 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.data import arrays, generated, in_order, iterable, mixture, pad_sequences, subset
-from jaxnn.types import ConfigError, DataError
 from tests import tiny
 
 
@@ -21,33 +20,35 @@ def points(key, step):
 
 def test_generated_batches_are_functions_of_seed_and_step():
     splits = generated(points, test=2)
-    rows = splits.train.order(7, np.arange(3), 8)
-    batches = [splits.train.gather(splits.train.examples, row) for row in rows]
-    again = splits.train.gather(splits.train.examples, splits.train.order(jnp.uint32(7), jnp.arange(1, 2), 8)[0])
-    np.testing.assert_array_equal(batches[1].inputs, again.inputs)
-    assert [int(batch.targets[0]) for batch in batches] == [0, 1, 2]
-    assert not np.array_equal(batches[0].inputs, batches[1].inputs)
-    assert splits.test.num_examples == 16
-    for seed in (0, 1):  # no test batch is one of training
-        for row in splits.train.order(seed, np.arange(3), 8):
-            assert not np.isin(
-                splits.train.gather(splits.train.examples, row).inputs, splits.test.examples.inputs
-            ).any()
-    assert repr(splits) == "Splits(generated: train generated, 16 test)"
+    assert repr(splits) == "Splits(generated: train generated, 16 test)" and splits.test.num_examples == 16
+    train = splits.train
+
+    @jax.jit
+    def batches(seed, steps):
+        rows = train.order(seed, steps, 8)
+        return rows, jax.vmap(lambda row: train.gather(train.examples, row))(rows)
+
+    found = {seed: jax.device_get(batches(np.uint32(seed), np.arange(3))) for seed in (0, 1, 7)}
+    for seed, (rows, made) in found.items():
+        np.testing.assert_array_equal(rows, train.order(seed, np.arange(3), 8))
+        assert made.targets[:, 0].tolist() == [0, 1, 2]
+        assert len({inputs.tobytes() for inputs in made.inputs}) == 3
+        # No test batch is one of training.
+        assert not np.isin(made.inputs, splits.test.examples.inputs).any()
+    _, later = batches(np.uint32(7), np.arange(1, 4))
+    np.testing.assert_array_equal(later.inputs[:2], found[7][1].inputs[1:])
 
 
 def test_generated_data_train_alone_swept_and_on_devices():
-    experiment = tiny.experiment(data=generated(points, test=2), num_steps=6, batch_size=8)
+    experiment = tiny.experiment(data=generated(points), num_steps=6, batch_size=8)
     run, split = tiny.fit(experiment, resident=False), tiny.fit(experiment, steps_per_call=3, strategy="data")
-    with pytest.raises(DataError, match="make batches of 8 examples, and batch_size is 4"):
-        tiny.fit(experiment.replace(batch_size=4))
     for name, leaf in run.state.params.items():
         np.testing.assert_allclose(leaf, split.state.params[name], rtol=1e-5)
     assert run.predict(np.ones((5, 3))).shape == (5, 3)
     how = {**tiny.HOW, "vmap_size": 2, "devices": 1, "record": False}
     swept = jn.sweep(experiment, jn.grid(seed=[experiment.config.seed, 5]), **how)
-    assert swept.members[0].final["test_loss"] == pytest.approx(run.final["test_loss"], rel=1e-5)
-    assert swept.members[1].final["test_loss"] != swept.members[0].final["test_loss"]
+    losses = [member.final["train_loss"] for member in swept.members]
+    assert losses[1] != losses[0] == pytest.approx(run.final["train_loss"], rel=1e-5)
 
 
 def count(seed, start):
@@ -61,14 +62,6 @@ def test_an_iterable_goes_on_from_any_position():
     np.testing.assert_array_equal(whole[2].inputs["x"][1:3], later.inputs["x"])
     assert whole[2].inputs["x"][:, 0].tolist() == [13.0, 14.0, 15.0, 16.0] and whole[0].targets.tolist() == [0, 1, 2, 0]
     assert source.read(np.array([0, 2])).inputs["x"][:, 0].tolist() == [0.0, 2.0]
-    with pytest.raises(DataError, match=r"the iterable of train ends before example 1: let it repeat"):
-        list(iterable(lambda seed, start: [(1.0, 0)][start:]).train.batches(0, 0, 1))
-    with pytest.raises(DataError, match=r"the input of example 1 of train is float32 \(2,\) but .* example 0"):
-        list(iterable(lambda seed, start: [np.ones(1), np.ones(2)]).train.batches(0, 0, 1))
-    with pytest.raises(DataError, match="the label 2 of example 2 in train is out of range: labels must be 0 to 1"):
-        list(itertools.islice(iterable(count, num_classes=2).train.batches(0, 0, 4), 1))
-    with pytest.raises(DataError, match="reading example 4 of train failed with ZeroDivisionError"):
-        list(iterable(lambda seed, start: (1 / (4 - index) for index in itertools.count())).train.batches(0, 0, 8))
 
 
 def test_an_iterable_is_evaluated_on_readers_and_arrays_of_its_shapes():
@@ -88,17 +81,6 @@ def test_an_iterable_is_evaluated_on_readers_and_arrays_of_its_shapes():
     assert repr(splits) == "Splits(iterable: train generated, 6 validation, 6 test, streamed, 3 classes)"
     splits.train.fingerprint(hashlib.blake2b())
     assert splits.train.targets == [0] and starts == [(0, 0)]  # some take seconds to start
-    with pytest.raises(DataError, match="the label 3 of example 0 in validation is out of range"):
-        iterable(count, validation=(inputs, [3] * 6), num_classes=3)
-    with pytest.raises(DataError, match=r"each of the inputs of test\['x'\] is .* but the first of train is"):
-        iterable(count, test=({"x": np.ones((2, 4))}, [0, 1]))
-
-
-def test_functions_of_other_arguments_are_named():
-    with pytest.raises(ConfigError, match=r"needs a function make_batch\(key, step\), not <lambda>\(key\)"):
-        generated(lambda key: points(key, 0))
-    with pytest.raises(ConfigError, match=r"needs a function train\(seed, start\) .*, not a list"):
-        iterable([(1.0, 0)])
 
 
 def test_a_mixture_draws_parts_by_their_weights():
@@ -110,12 +92,6 @@ def test_a_mixture_draws_parts_by_their_weights():
     # 4,000 draws: three quarters with a deviation of 0.7 %, each of the few 750 times with one of 25.
     assert abs((labels == 0).mean() - 0.75) < 0.03
     assert abs(np.bincount(inputs[labels == 0]) - 750).max() < 120 and len(np.unique(inputs[labels == 1])) > 95
-    with pytest.raises(DataError, match="a mixture of few, many needs a weight above 0 for each"):
-        mixture({"few": few, "many": many}, {"few": 1})
-    with pytest.raises(DataError, match="the part mixed of a mixture is augmented, mixed or in order"):
-        mixture({"mixed": mixed}, {"mixed": 1})
-    with pytest.raises(DataError, match="each of the inputs of other is float32"):
-        mixture({"few": few, "other": arrays((np.ones(3), [0, 1, 1]))}, {"few": 1, "other": 1})
 
 
 def test_rows_read_stretches_in_order():
@@ -129,15 +105,9 @@ def test_smaller_subset_is_part_of_larger_one():
     assert len({*few.inputs.tolist()}) == 6 and {*few.inputs.tolist()} < {*more.inputs.tolist()} != set(range(11))
     assert (few.targets == few.inputs % 2).all() and not np.array_equal(few.inputs, other.inputs)
     assert subset(splits, 20).test is splits.test
-    with pytest.raises(DataError, match="num_train is 21, and there are 20 training examples"):
-        subset(splits, 21)
-    with pytest.raises(DataError, match="mix subsets of its parts"):
-        subset(mixture({"a": splits, "b": splits}, {"a": 1, "b": 1}), 2)
 
 
 def test_padded_sequences_keep_their_lengths():
     padded, lengths = pad_sequences([np.ones((2, 2)), np.ones((0, 2)), np.ones((5, 2))], length=3, value=-1)
     assert padded.shape == (3, 3, 2) and lengths.tolist() == [2, 0, 3]
     assert (padded[0, 2] == -1).all() and (padded[1] == -1).all() and (padded[2] == 1).all()
-    with pytest.raises(DataError, match="alike but in length"):
-        pad_sequences([np.ones((2, 2)), np.ones(2)])

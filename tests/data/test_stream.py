@@ -159,33 +159,6 @@ def test_closed_batches_end_with_their_threads():
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    (
-        ({"train": {1, 2}}, "train must be a reader .* the set has no __getitem__: add random access"),
-        ({"train": Counting(), "test": []}, "test is empty: its reader's length is 0"),
-        ({"train": range(2**40)}, "train has 1,099,511,627,776 examples: give each once"),
-        ({"train": (np.zeros((5, 2)), np.zeros(5))}, r"train is a tuple of arrays .*: use jn\.data\.arrays"),
-        ({"train": [(1, 2, 3)]}, r"example 0 of train must be a pair \(inputs, targets\), or .* not a tuple of 3"),
-        ({"train": Counting(at0=OSError("gone"))}, r"reading example 0 of train failed with OSError: gone \(test_"),
-        ({"train": [(np.ma.zeros(3), 0)]}, "the input of example 0 of train: a masked array"),
-        ({"train": [(0, np.inf)]}, r"the target of example 0 of train: NaN or infinity \(as float32\)"),
-        ({"train": [(IMAGE, -1)]}, "the label -1 of example 0 in train is out of range: labels must be at least 0"),
-        ({"train": [(IMAGE, 3)], "class_names": "abc"}, "the label 3 of example 0 .*: labels must be 0 to 2"),
-        ({"train": [(IMAGE, [0, -1, 5])], "num_classes": 5}, "the label 5 of example 0 in train is out of range"),
-        ({"train": Listing(), "num_classes": 2}, "label 2 of example 2 in train is out of range"),
-        ({"train": Listing(at0=(IMAGE, 0.5))}, r"targets that train lists is int32 \(\) but .* float32 \(\)"),
-        ({"train": Counting(), "test": [(IMAGE[0], 0)]}, r"the input of example 0 of test is uint8 \(3,\) but "),
-        ({"train": Counting(), "validation": [(IMAGE, 0.5)]}, "the target of example 0 of validation is float32"),
-        ({"train": Counting(), "num_workers": -1}, "num_workers must be an integer >= 0, not -1"),
-    ),
-)
-def test_bad_readers_raise_before_training(given, message):
-    with pytest.raises(ConfigError if "num_workers" in given else DataError, match=message) as caught:
-        stream(**given)
-    assert "\n" not in str(caught.value)
-
-
 class Wrong(Exception):
     """An error that cannot be unpickled."""
 

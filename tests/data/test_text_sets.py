@@ -1,10 +1,8 @@
-"""Labelled texts: lists, folders and IMDb's archive become ids of the training vocabulary; bad input raises."""
+"""Labelled texts: lists, folders, IMDb's archive and tables become ids of the training vocabulary."""
 
 import dataclasses
 import gzip
 import io
-import os
-import pathlib
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +12,10 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
-from jaxnn.data import Tokenizer, imdb, text_arrays, text_folder, vocabulary
+from jaxnn.data import Tokenizer, imdb, read_csv, read_tsv, text_arrays, text_folder, vocabulary
 from jaxnn.record import data_fingerprint
 from jaxnn.types import DataError, Splits
+from tests.data.written import write, write_all
 
 SHORT = Tokenizer(length=2)
 TRAIN = (["bad film", "bad bad", "good film"], [0, 0, 1])
@@ -53,28 +52,6 @@ def test_fingerprints_differ_by_texts_labels_and_tokenizers() -> None:
     assert first == again and len({first, *rest}) == 4
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: text_arrays(TRAIN, ([1, 2], [0, 1])), "text 0 of test's texts is a int, not a str"),
-        (lambda: text_arrays(TRAIN, (["a", " ", ""], [0, 1, 1])), r"text 1 of test is empty \(empty texts: 2\)"),
-        (lambda: text_arrays(TRAIN, tokenizer=str.split), "tokenizer must be a jn.data.Tokenizer"),
-        (lambda: text_arrays(TRAIN, validation=(["a"], [0, 1])), "validation has 1 inputs but 2 targets"),
-        (lambda: vocabulary(jn.data.arrays((np.ones((2, 3)), [0, 1]))), "arrays has no vocabulary: .*text_arrays"),
-    ],
-)
-def test_bad_texts_raise(call: Callable[[], Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        call()
-
-
-def write_folder(root: Path, files: dict[str, str] = REVIEWS) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(text.encode(errors="surrogateescape"))
-    return root
-
-
 def write_archive(path: Path, files: dict[str, str] = REVIEWS) -> Path:
     """Writes an archive with unordered members, a readme, unlabelled reviews and a hidden file."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,8 +68,8 @@ def write_archive(path: Path, files: dict[str, str] = REVIEWS) -> Path:
 def test_folders_are_read_by_class_then_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Other and hidden files are ignored.
     ignored = {"train/neg/a.md": "x", "train/neg/._a.txt": "x", "train/.cache/a.txt": "x"}
-    root, listed = write_folder(tmp_path / "films", REVIEWS | ignored), pathlib.Path.iterdir
-    monkeypatch.setattr(pathlib.Path, "iterdir", lambda path: iter(sorted(listed(path), reverse=True)))
+    root, listed = write_all(tmp_path / "films", REVIEWS | ignored), Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter(sorted(listed(path), reverse=True)))
     check(splits := text_folder(root, SHORT))
     assert splits.name == "films"
 
@@ -101,30 +78,9 @@ def test_folders_are_read_by_class_then_by_name(tmp_path: Path, monkeypatch: pyt
 def test_validation_may_have_either_name(name: str, tmp_path: Path) -> None:
     # Byte order marks and Windows line ends are removed.
     texts = {f"{name}/neg/a.txt": "bad", f"{name}/pos/a.txt": "\ufefffilm\r\ngood\rgood"}
-    splits: Any = text_folder(write_folder(tmp_path, REVIEWS | texts), Tokenizer(unit="characters", length=15))
+    splits: Any = text_folder(write_all(tmp_path, REVIEWS | texts), Tokenizer(unit="characters", length=15))
     found = vocabulary(splits).decode(splits.validation.examples.inputs)
     assert found == ["bad", "film\N{REPLACEMENT CHARACTER}good\N{REPLACEMENT CHARACTER}good"]
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({}, "films is not a folder: give the folder that contains train/"),
-        ({"test/a/a.txt": "x"}, r"no train/ \(of train, val and test it has test\): arrange .* train/<class>/\*\.txt"),
-        ({"train/a/a.txt": "x", "val/a/a.txt": "x", "validation/a/a.txt": "x"}, "has both val and validation"),
-        ({**REVIEWS, "test/so/a.txt": "x"}, r"test does not have the classes of train \(they differ in so\)"),
-        ({**REVIEWS, "train/none/a.md": "x", "test/none/a.txt": "x"}, r"train/none has no \.txt"),
-        ({"train/a/a.txt": "caf\udce9"}, r"a/a\.txt is not UTF-8 text \(unexpected end of data at byte 3\)"),
-        ({"train/a/a.txt": "x", "train/a/b.txt": " \n"}, r"b\.txt has no text \(empty files: 1\)"),
-        (REVIEWS, r"odd\.txt is not a regular file"),
-    ],
-)
-def test_bad_folders_raise(files: dict[str, str], message: str, tmp_path: Path) -> None:
-    root = write_folder(tmp_path / "films", files)
-    if "regular" in message:
-        os.mkfifo(root / "train" / "neg" / "odd.txt")
-    with pytest.raises(DataError, match=message):
-        text_folder(root, SHORT)
 
 
 @pytest.mark.parametrize("name", ["imdb/aclImdb", "aclImdb_labeled.tar.gz", "imdb/aclImdb_v1.tar.gz"])
@@ -132,7 +88,7 @@ def test_imdb_is_the_same_from_folder_and_archive(name: str, tmp_path: Path) -> 
     if name.endswith("gz"):
         write_archive(tmp_path / name)
     else:
-        write_folder(tmp_path / name, {**REVIEWS, "train/unsup/0_0.txt": "what"})
+        write_all(tmp_path / name, {**REVIEWS, "train/unsup/0_0.txt": "what"})
     check(splits := imdb(SHORT, data_dir=tmp_path))
     assert splits.name == "imdb"
 
@@ -174,3 +130,61 @@ def test_real_reviews(data_dir: Path) -> None:
     known = vocabulary(splits)
     # Keras's example says 1.2 million.
     assert (len(known.tokens), len(known)) == (20_000, 1_203_034) and splits.train.examples.inputs.max() == 1_203_033
+
+
+FOUR = Tokenizer(length=4)
+PLACES: dict[str, Any] = {"text": 1, "label": 0, "header": False}
+
+
+def texts(splits: Any, split: str = "train") -> list[str]:
+    return vocabulary(splits).decode(splits.named()[split].examples.inputs)
+
+
+def test_columns_are_joined_and_labels_ordered_by_number(tmp_path: Path) -> None:
+    path = write(tmp_path / "news.csv", '3,"Stocks, up","Two ""big"" gains"\n10,Match,won\n3,Oil,"over\ntwo lines"\n')
+    splits = read_csv(path, FOUR, **{**PLACES, "text": (1, 2)})
+    assert texts(splits) == ["up two big gains", "match won", "oil over two lines"]  # the last four words of each
+    assert (splits.name, splits.class_names) == ("news", ("3", "10"))
+    assert list(splits.named()) == ["train"] and splits.train.targets.tolist() == [0, 1, 0]
+    splits = read_csv(
+        write(tmp_path / "news.csv", f'1,"{"a " * 70_000}word"\n01,other\n2,two\n10,ten\n'), FOUR, **PLACES
+    )
+    assert splits.class_names == ("01", "1", "2", "10") and texts(splits)[0].endswith("word")
+
+
+def test_a_header_names_columns(tmp_path: Path) -> None:
+    path = write(tmp_path / "news.csv", "\ufeffkind,words\nham,so long\n\nspam , buy now\nham,hi\n")
+    splits = read_csv(path, FOUR, text="words", label="kind")
+    assert texts(splits) == ["so long", "buy now", "hi"] and splits.class_names == ("ham", "spam")
+    assert splits.train.targets.tolist() == [0, 1, 0]
+
+
+def test_without_quoting_a_quotation_mark_is_a_character(tmp_path: Path) -> None:
+    path = write(tmp_path / "sms.tsv", 'ham\t"so\nspam\tit\'s, "\u2028x\r\n\n')
+    splits = read_tsv(path, Tokenizer(unit="characters", length=20), quoting=False, **PLACES)
+    assert texts(splits) == ['"so', "it's, \"\u2028x"]
+    with pytest.raises(DataError, match="line 1 of .* is malformed"):
+        read_tsv(path, FOUR, **PLACES)
+
+
+def test_fractions_are_random_by_seed_and_disjoint(tmp_path: Path) -> None:
+    path = write(tmp_path / "news.csv", "".join(f"{number},common w{number}\n" for number in range(50)))
+    options: dict[str, Any] = {**PLACES, "test": 0.1, "validation": 0.25}
+    splits = read_csv(path, FOUR, **options)
+    parts = {name: source.targets.tolist() for name, source in splits.named().items()}
+    assert {name: len(part) for name, part in parts.items()} == {"train": 33, "test": 5, "validation": 12}
+    assert sorted(sum(parts.values(), [])) == list(range(50))
+    # The vocabulary is that of train, and a label stays with its text.
+    assert texts(splits) == [f"common w{label}" for label in parts["train"]]
+    assert texts(splits, "test") == ["common \N{REPLACEMENT CHARACTER}"] * 5
+    again, other = (read_csv(path, FOUR, seed=seed, **options) for seed in (0, 1))
+    assert again.train.targets.tolist() == parts["train"] != other.train.targets.tolist()
+    assert list(read_csv(path, FOUR, test=0.0, **PLACES).named()) == ["train"]
+    assert read_csv(path, FOUR, test=0.001, **PLACES).train.num_examples == 49
+
+
+def test_other_splits_may_be_other_tables(tmp_path: Path) -> None:
+    train = write(tmp_path / "train.csv", "b,one two\na,two\n")
+    splits: Any = read_csv(train, FOUR, test=write(tmp_path / "news.csv", "a,two three\n"), **PLACES)
+    assert splits.test.examples.inputs.tolist() == [[2, 1, 0, 0]]
+    assert (splits.test.targets.tolist(), splits.train.targets.tolist()) == ([0], [1, 0])
