@@ -1,124 +1,202 @@
-"""Weights of PyTorch by name: published shapes, names that do not fit, outputs equal to PyTorch's."""
+"""Weights of PyTorch by name: logits by PyTorch's definitions of its layers."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen
 
-from jaxnn.models import MLP, Bottleneck, ResNet, ViT, create, from_torch
-from jaxnn.types import ConfigError, DataError
+from jaxnn.models import GPT, Bottleneck, ResNet, ViT, from_torch
+from tests import draws
+from tests.models.references import layer_norm, transformer_block
 
-NETWORKS = Path(__file__).parent / "torch_networks.py"
-PEERS = Path(__file__).parents[2] / ".venv-peers/bin/python"  # of `make benchmark`
+type Weights = dict[str, Any]  # by the names of a PyTorch state dict
+type Shapes = Iterable[tuple[str, tuple[int, ...]]]
 
 
-def resnet(blocks: tuple[int, ...], convolutions: Callable[..., Any], expansion: int) -> dict[str, tuple[int, ...]]:
-    """Shapes by torchvision's names; ``convolutions(inputs, features)`` are those of a block's kernels."""
-    layers: dict[tuple[str, str], tuple[int, ...]] = {("conv1", "bn1"): (64, 3, 7, 7)}
-    inputs = 64
-    for stage, count in enumerate(blocks):
-        outputs = 64 * 2**stage * expansion
+def with_bias(shapes: Shapes) -> Shapes:
+    """Adds the bias of each weight, as long as its first axis."""
+    for name, shape in shapes:
+        yield f"{name}weight", shape
+        yield f"{name}bias", shape[:1]
+
+
+def resnet_shapes(model: ResNet) -> Shapes:
+    """Shapes by torchvision's names."""
+    deep, size = model.block is Bottleneck, 7 if model.stem == "imagenet" else 3
+    layers = [("conv1", "bn1", (model.features, 3, size, size))]
+    inputs = model.features
+    for stage, count in enumerate(model.num_blocks):
+        width = model.features * 2**stage
+        outputs = 4 * width if deep else width
         for index in range(count):
             block = f"layer{stage + 1}.{index}."
-            for number, shape in enumerate(convolutions(inputs, 64 * 2**stage), 1):
-                layers[f"{block}conv{number}", f"{block}bn{number}"] = shape
-            if inputs != outputs:
-                layers[f"{block}downsample.0", f"{block}downsample.1"] = (outputs, inputs, 1, 1)
+            basic = [(width, inputs, 3, 3), (width, width, 3, 3)]
+            bottleneck = [(width, inputs, 1, 1), (width, width, 3, 3), (outputs, width, 1, 1)]
+            for number, shape in enumerate(bottleneck if deep else basic, 1):
+                layers.append((f"{block}conv{number}", f"{block}bn{number}", shape))
+            if inputs != outputs and model.project:
+                layers.append((f"{block}downsample.0", f"{block}downsample.1", (outputs, inputs, 1, 1)))
             inputs = outputs
-    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (1000, inputs), "fc.bias": (1000,)}
-    for (conv, norm), shape in layers.items():
-        shapes |= {f"{conv}.weight": shape, f"{norm}.num_batches_tracked": ()}
-        shapes |= {f"{norm}.{name}": shape[:1] for name in ("weight", "bias", "running_mean", "running_var")}
-    return shapes
+    yield from with_bias([("fc.", (model.num_classes, inputs))])
+    for conv, norm, shape in layers:
+        yield f"{conv}.weight", shape
+        yield f"{norm}.num_batches_tracked", ()
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            yield f"{norm}.{name}", shape[:1]
 
 
-def vit(names: str, width: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of twelve layers by ``names``, in the order of those below."""
-    outer = [(width, 3, 16, 16), (width,), (1000, width)]
-    block = [(width,), (3 * width, width), (width, width), (width,), (4 * width, width), (width, 4 * width)]
-    token, positions, *layers = names.split()
-    stems = layers[:3] + [layers[3].format(number) + name for number in range(12) for name in layers[4:]]
-    shapes: dict[str, tuple[int, ...]] = {token: (1, 1, width), positions: (1, 197, width)}
-    for stem, shape in zip(stems, outer + 12 * block, strict=True):
-        shapes |= {f"{stem}weight": shape, f"{stem}bias": shape[:1]}
-    return shapes
+def resnet(w: Weights, model: ResNet, images: jax.Array) -> jax.Array:
+    def conv(name: str, norm: str, x: jax.Array, stride: int = 1) -> jax.Array:
+        kernel = w[f"{name}.weight"]
+        x = jax.lax.conv_general_dilated(x, kernel, (stride, stride), [(kernel.shape[-1] // 2,) * 2] * 2)
+        weight, bias, mean, variance = (
+            w[f"{norm}.{part}"][None, :, None, None] for part in ("weight", "bias", "running_mean", "running_var")
+        )
+        return (x - mean) / jnp.sqrt(variance + 1e-5) * weight + bias
+
+    x = images.transpose(0, 3, 1, 2)
+    x = jax.nn.relu(conv("conv1", "bn1", x, 2 if model.stem == "imagenet" else 1))
+    if model.stem == "imagenet":
+        padding = [(0, 0), (0, 0), (1, 1), (1, 1)]
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 1, 3, 3), (1, 1, 2, 2), padding)
+    last, strided = (3, 2) if model.block is Bottleneck else (2, 1)
+    for stage, count in enumerate(model.num_blocks, 1):
+        for index in range(count):
+            block, stride, y = f"layer{stage}.{index}.", 2 if stage > 1 and index == 0 else 1, x
+            for number in range(1, last + 1):
+                y = conv(f"{block}conv{number}", f"{block}bn{number}", y, stride if number == strided else 1)
+                y = y if number == last else jax.nn.relu(y)
+            if f"{block}downsample.0.weight" in w:
+                x = conv(f"{block}downsample.0", f"{block}downsample.1", x, stride)
+            else:
+                channels = y.shape[1] - x.shape[1]
+                x = jnp.pad(x[:, :, ::stride, ::stride], [(0, 0), (0, channels), (0, 0), (0, 0)])
+            x = jax.nn.relu(x + y)
+    return x.mean((2, 3)) @ w["fc.weight"].T + w["fc.bias"][None]
 
 
-# In the file of vit_b_16; a newer version names the last two mlp.0 and mlp.3.
-TORCHVISION = "class_token encoder.pos_embedding conv_proj. encoder.ln. heads.head. encoder.layers.encoder_layer_{}. "
-TORCHVISION += "ln_1. self_attention.in_proj_ self_attention.out_proj. ln_2. mlp.linear_1. mlp.linear_2."
+# Names of a ViT's arrays outside of blocks, of a block, and in a block: in torchvision, its older files, and timm.
+OUTER = ("class_token", "encoder.pos_embedding", "conv_proj.", "encoder.ln.", "heads.head.")
+BLOCK = ("ln_1.", "self_attention.in_proj_", "self_attention.out_proj.", "ln_2.")
+TORCHVISION = (OUTER, "encoder.layers.encoder_layer_{}.", (*BLOCK, "mlp.0.", "mlp.3."))
+OLDER = (*TORCHVISION[:2], (*BLOCK, "mlp.linear_1.", "mlp.linear_2."))
 TIMM = (
-    "cls_token pos_embed patch_embed.proj. norm. head. blocks.{}. norm1. attn.qkv. attn.proj. norm2. mlp.fc1. mlp.fc2."
+    ("cls_token", "pos_embed", "patch_embed.proj.", "norm.", "head."),
+    "blocks.{}.",
+    ("norm1.", "attn.qkv.", "attn.proj.", "norm2.", "mlp.fc1.", "mlp.fc2."),
 )
-BASIC = (lambda inputs, n: [(n, inputs, 3, 3), (n, n, 3, 3)], 1)
-DEEP = (lambda inputs, n: [(n, inputs, 1, 1), (n, n, 3, 3), (4 * n, n, 1, 1)], 4)
-SHAPES = {
-    "resnet18": (resnet((2, 2, 2, 2), *BASIC), 11_689_512),
-    "resnet50": (resnet((3, 4, 6, 3), *DEEP), 25_557_032),
-    "vit_b_16": (vit(TORCHVISION, 768), 86_567_656),
-    "vit_ti_16": (vit(TIMM, 192), 5_717_416),
+
+
+def vit_shapes(model: ViT, names: Any = TORCHVISION) -> Shapes:
+    """Shapes by ``names``, for six patches."""
+    (token, positions, *layers), stem, block = names
+    n, has_token = model.features, model.pooling == "class_token"
+    yield positions, (1, 6 + has_token, n)
+    if has_token:
+        yield token, (1, 1, n)
+    yield from with_bias(zip(layers, [(n, 3, model.patch_size, model.patch_size), (n,), (5, n)], strict=True))
+    shapes = [(n,), (3 * n, n), (n, n), (n,), (4 * n, n), (n, 4 * n)]
+    for number in range(model.num_layers):
+        yield from with_bias((stem.format(number) + name, shape) for name, shape in zip(block, shapes, strict=True))
+
+
+def vit(w: Weights, model: ViT, images: jax.Array) -> jax.Array:
+    def norm(name: str, x: jax.Array) -> jax.Array:
+        return layer_norm(x, w[f"{name}weight"], w[f"{name}bias"])
+
+    def dense(name: str, x: jax.Array) -> jax.Array:
+        return jnp.inner(x, w[f"{name}weight"]) + jnp.expand_dims(w[f"{name}bias"], range(x.ndim - 1))
+
+    token, positions, patches, last, head = OUTER
+    size = (model.patch_size, model.patch_size)
+    x = jax.lax.conv_general_dilated(images.transpose(0, 3, 1, 2), w[f"{patches}weight"], size, "VALID")
+    x = x.reshape(*x.shape[:2], -1).swapaxes(1, 2) + w[f"{patches}bias"][None, None]
+    if token in w:
+        x = jnp.concatenate([jnp.broadcast_to(w[token], (len(x), 1, model.features)), x], axis=1)
+    x = x + w[positions]
+    for number in range(model.num_layers):
+        names = [TORCHVISION[1].format(number) + name for name in TORCHVISION[2]]
+        x = transformer_block(x, names, norm, dense, model.num_heads)
+    x = norm(last, x)
+    return dense(head, x[:, 0] if token in w else x.mean(1))
+
+
+GPT_LAYERS = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+
+
+def gpt2_shapes(model: GPT) -> Shapes:
+    """Shapes by Hugging Face's names; masks and a copy of the embeddings are no weights."""
+    n = model.features
+    yield from {"wte.weight": (model.vocabulary_size, n), "wpe.weight": (model.max_length, n)}.items()
+    yield from {"ln_f.weight": (n,), "ln_f.bias": (n,), "h.0.attn.bias": (1,), "lm_head.weight": (1,)}.items()
+    shapes = [(n,), (n, 3 * n), (n, n), (n,), (n, 4 * n), (4 * n, n)]
+    for index in range(model.num_layers):
+        for name, shape in zip(GPT_LAYERS, shapes, strict=True):
+            yield from {f"h.{index}.{name}.weight": shape, f"h.{index}.{name}.bias": shape[-1:]}.items()
+
+
+def gpt2(w: Weights, model: GPT, tokens: jax.Array) -> jax.Array:
+    def norm(name: str, x: jax.Array) -> jax.Array:
+        return layer_norm(x, w[f"{name}.weight"], w[f"{name}.bias"], epsilon=1e-5)
+
+    def dense(name: str, x: jax.Array) -> jax.Array:
+        return x @ w[f"{name}.weight"] + w[f"{name}.bias"][None, None]
+
+    x = w["wte.weight"][tokens] + w["wpe.weight"][None, : tokens.shape[1]]
+    for index in range(model.num_layers):
+        names = [f"h.{index}.{name}" for name in GPT_LAYERS]
+        x = transformer_block(x, names, norm, dense, model.num_heads, causal=True, approximate=True)
+    return norm("ln_f", x) @ w["wte.weight"].T
+
+
+def weights_of(shapes: Shapes) -> dict[str, np.ndarray]:
+    """Random weights: vectors are positive, as variances must be."""
+    numbers = np.random.default_rng(0)
+    return {name: numbers.uniform(-1.0 if len(shape) > 1 else 0.2, 1, shape).astype("f4") for name, shape in shapes}
+
+
+SIZES: dict[str, Any] = {"num_blocks": (1, 2), "features": 4}
+SMALL: dict[str, Any] = {"num_layers": 2, "features": 12, "num_heads": 3}
+RESNET, VIT = ResNet(5, **SIZES), ViT(5, **SMALL)
+GPT2 = GPT(11, **SMALL, max_length=7, tied=True, epsilon=1e-5)
+RESNETS, VITS, GPTS = (resnet_shapes, resnet), (vit_shapes, vit), (gpt2_shapes, gpt2)
+IMAGES, TOKENS = draws.normal(1, 2, 17, 12, 3), draws.integers(1, 11, 2, 6)
+PATCHES = draws.normal(1, 2, 12, 8, 3)
+CASES: dict[str, tuple[Any, tuple[Any, Callable[..., jax.Array]], jax.Array]] = {
+    "ResNet of basic blocks": (RESNET, RESNETS, IMAGES),
+    "ResNet with shortcuts padded with zeros": (ResNet(5, **SIZES, project=False), RESNETS, IMAGES),
+    "ResNet of bottlenecks": (ResNet(5, **SIZES, block=Bottleneck, stem="imagenet"), RESNETS, IMAGES),
+    "ViT": (VIT, VITS, PATCHES),
+    "ViT, the mean of patches, in a scan": (VIT.clone(pooling="mean", scan=True), VITS, PATCHES),
+    "GPT-2": (GPT2, GPTS, TOKENS),
+    "GPT-2 in a scan": (GPT2.clone(scan=True, remat=True), GPTS, TOKENS),
 }
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_every_array_of_the_published_shapes_has_a_place(name: str) -> None:
-    shapes, count = SHAPES[name]
-    # Each array has a number of its own.
-    arrays = {key: np.full(shape, index, np.float32) for index, (key, shape) in enumerate(shapes.items())}
-    params, model_state = from_torch(name, arrays)
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
-    variables = linen.unbox(jax.eval_shape(create(name).init, jax.random.key(0), jnp.ones((1, 224, 224, 3))))
-    assert jax.tree.map(jnp.shape, {"params": params, **model_state}) == jax.tree.map(jnp.shape, variables)
-    used = {float(leaf.ravel()[0]) for leaf in jax.tree.leaves((params, model_state))}
-    assert used == {float(array.ravel()[0]) for key, array in arrays.items() if "num_batches" not in key}
-
-
-def test_names_and_shapes_that_do_not_fit() -> None:
-    shapes, _ = SHAPES["resnet18"]
-    arrays = {key: np.zeros(shape, np.float32) for key, shape in shapes.items()}
-    cases: list[tuple[Any, dict[str, Any], str]] = [
-        ("resnet18", {"layer5.0.conv1.weight": np.ones(3)}, r"layer5.0.conv1.weight \(3,\) for .* \(unknown\)\."),
-        ("resnet18", {"fc.weight": np.ones((9, 512))}, r"fc.weight \(512, 9\) for Dense_0.kernel \(512, 1000\)\."),
-        (create("resnet18", num_blocks=(2, 2, 2)), {}, r"layer4.0.conv1.weight .* \(unknown\); .* and \d+ more\."),
-        ("resnet34", {}, r"nothing for ResNetBlock_\d+.BatchNorm_0.mean \(\d+,\); .* and 75 more\."),
-    ]
-    for model, changed, words in cases:
-        with pytest.raises(DataError, match=f"^from_torch: weights do not fit ResNet: .*{words}$"):
-            from_torch(model, arrays | changed)
-    with pytest.raises(ConfigError, match="takes a ResNet, a ViT or a GPT, not a MLP"):
-        from_torch(MLP((3,)), arrays)
-
-
-SMALL = {"num_layers": 2, "features": 12, "num_heads": 3, "patch_size": 4}
-CASES = {
-    "resnet": ("4,1,2,1,1", ResNet(1000, num_blocks=(1, 2, 1, 1), features=4, block=Bottleneck, stem="imagenet")),
-    "vit": ("8,4,2,12,3", ViT(1000, **SMALL)),
-    "vit in a scan": ("8,4,2,12,3", ViT(1000, **SMALL, scan=True)),
-}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_outputs_equal_those_of_pytorch(name: str, tmp_path: Path) -> None:
-    python = Path(os.environ.get("JAXNN_TORCH_PYTHON", PEERS))
-    if not python.exists():
-        pytest.skip("no PyTorch: set JAXNN_TORCH_PYTHON to a Python that has it, or run `make benchmark` once")
-    sizes, model = CASES[name]
-    out = tmp_path / "arrays.npz"
-    subprocess.run([python, NETWORKS, name.split()[0], sizes, out], check=True)
-    with np.load(out) as file:
-        arrays = dict(file)
-    images, expected = arrays.pop("images"), arrays.pop("logits")
-    params, model_state = from_torch(model, arrays)
-    logits = jax.jit(model.apply)({"params": params, **model_state}, images)
-    assert np.ptp(expected, axis=0).max() > 0.1, "the outputs differ between images"
-    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+def test_logits_are_those_of_layers_as_pytorch_defines_them(name: str) -> None:
+    model, (shapes, reference), inputs = CASES[name]
+    weights = weights_of(shapes(model))
+    params, model_state = from_torch(model, weights)
+    both = jax.jit(lambda variables, w, x: (model.apply(variables, x), reference(w, model, x)))
+    found, expected = jax.device_get(both({"params": params, **model_state}, weights, inputs))
+    assert np.ptp(expected, axis=0).min() > 1e-4, "the outputs differ between examples"
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("names", [OLDER, TIMM])
+def test_a_vit_may_have_other_names(names: Any) -> None:
+    weights = weights_of(vit_shapes(VIT))
+    renamed = dict(zip(dict(vit_shapes(VIT, names)), weights.values(), strict=True))
+    jax.tree.map(np.testing.assert_array_equal, from_torch(VIT, renamed), from_torch(VIT, weights))
+
+
+def test_names_of_gpt_2_may_have_a_prefix() -> None:
+    weights = weights_of(gpt2_shapes(GPT2))
+    prefixed = {name if name == "lm_head.weight" else f"transformer.{name}": weights[name] for name in weights}
+    jax.tree.map(np.testing.assert_array_equal, from_torch(GPT2, prefixed), from_torch(GPT2, weights))

@@ -1,4 +1,4 @@
-"""FastText, recurrent classifiers and language models, GPT: by hand or by Flax's layers, padding."""
+"""Models of token sequences: by hand, by Flax's layers or by formulas; padding, initialization, remat and scan."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ import numpy as np
 import pytest
 from flax import linen
 
-from jaxnn.models import GPT, FastText, RecurrentClassifier, RecurrentLanguageModel, TextGenRNN
-from jaxnn.nn import GRU, LSTM
-from jaxnn.types import DataError
+from jaxnn.models import (
+    GPT,
+    FastText,
+    RecurrentClassifier,
+    RecurrentLanguageModel,
+    TextGenRNN,
+    TransformerClassifier,
+    ViT,
+)
+from jaxnn.nn import GRU, LSTM, RMSNorm
 from tests import draws
+from tests.models.references import layer_norm, transformer_block
 
 KEY = jax.random.key(0)
 near = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
@@ -23,6 +31,21 @@ BAG = {
     "Embed_0": {"embedding": np.array([[9, 9], [1, 2], [3, 0], [5, 5], [0, 6], [1, 1]], np.float32)},
     "Dense_0": {"kernel": np.array([[1, 0, 1], [0, 1, -1]], np.float32), "bias": np.array([0, 10, 0], np.float32)},
 }
+
+
+def dense(p: Any, x: jax.Array) -> jax.Array:
+    return x @ p["kernel"] + jnp.expand_dims(p["bias"], range(x.ndim - 1))
+
+
+def embedded(params: Any, tokens: Any) -> jax.Array:
+    return params["Embed_0"]["embedding"][tokens]
+
+
+def recurrent(params: Any, name: str, x: jax.Array, **options: Any) -> tuple[Any, jax.Array]:
+    """The last carry and the states of Flax's layer with the parameters of ``name``, of three features."""
+    cell = linen.OptimizedLSTMCell(3) if name.startswith("LSTM") else linen.GRUCell(3)
+    lengths = options.pop("lengths", None)
+    return linen.RNN(cell, return_carry=True, **options).apply({"params": params[name]}, x, seq_lengths=lengths)
 
 
 @pytest.mark.parametrize(
@@ -38,54 +61,42 @@ def test_fasttext_by_hand(pad_id: int | None, means: list[list[float]]) -> None:
     model = FastText(3, vocabulary_size=6, features=2, pad_id=pad_id)
     apply = lambda params: model.apply({"params": params}, BAG_TOKENS)  # noqa: E731
     total = lambda params: (apply(params).sum(), apply(params))  # noqa: E731
-    slope, logits = jax.jit(jax.grad(total, has_aux=True))(BAG)
+    slope, logits = jax.device_get(jax.jit(jax.grad(total, has_aux=True))(BAG))
     # Of a mean (a, b) the logits are a, b + 10 and a - b. They add up to 2 a + 10, so every token in use has a slope.
     np.testing.assert_allclose(logits, [[a, b + 10, a - b] for a, b in means], rtol=1e-6, atol=1e-6)
     assert np.any(slope["Embed_0"]["embedding"] != 0, axis=1).tolist() == [pad_id is None, *[True] * 5]
 
 
-def test_fasttext_embeddings_are_initialized_within_one_over_features() -> None:
-    model = FastText(2, vocabulary_size=1_000, features=50)
-    table = jax.jit(model.init)(KEY, BAG_TOKENS)["params"]["Embed_0"]["embedding"]
-    assert np.abs(table).max() == pytest.approx(1 / 50, rel=1e-3) and abs(float(np.mean(table))) < 1e-3
-
-
 SIZES: dict[str, Any] = {"vocabulary_size": 6, "embedding_features": 4, "features": 3}
 # 0 pads at the end; before that it is a token like the others. The last row has nothing else.
 TOKENS = np.array([[4, 2, 4, 1], [1, 0, 5, 0], [3, 0, 0, 0], [0, 3, 0, 0], [0, 0, 0, 0]])
-LENGTHS = [4, 3, 1, 2]
-CELLS: dict[Any, Any] = {LSTM: linen.OptimizedLSTMCell(3), GRU: linen.GRUCell(3)}
 
 
 @pytest.mark.parametrize(("layer", "bidirectional"), [(LSTM, True), (GRU, False)])
 def test_classifier_equals_flax_layers_on_each_sequence_alone(layer: Any, bidirectional: bool) -> None:
     options = {**SIZES, "layer": layer, "bidirectional": bidirectional}
-    model = RecurrentClassifier(5, **options, pad_id=0)
+    model, unpadded = RecurrentClassifier(5, **options, pad_id=0), RecurrentClassifier(5, **options)
     variables = draws.variables(model, TOKENS)
-    params, bias = variables["params"], variables["params"]["Dense_0"]["bias"]
 
-    def states(sequences: jax.Array, lengths: Any) -> jax.Array:
-        last = []
-        for index in range(1 + bidirectional):
-            rnn = linen.RNN(CELLS[layer], return_carry=True, reverse=index == 1)
-            carry, _ = rnn.apply({"params": params[f"{layer.__name__}_{index}"]}, sequences, seq_lengths=lengths)
-            last.append(jax.tree.leaves(carry)[-1])
-        return jnp.concatenate(last, axis=-1) @ params["Dense_0"]["kernel"] + bias[None]
+    @jax.jit
+    def compute(variables: Any) -> Any:
+        params = variables["params"]
 
-    longer = np.pad(TOKENS, [(0, 0), (0, 3)])
-    embedded = params["Embed_0"]["embedding"][TOKENS]
-    got, more, plain, expected, expected_plain = jax.jit(
-        lambda: (
-            model.apply(variables, TOKENS),
-            model.apply(variables, longer),
-            RecurrentClassifier(5, **options).apply(variables, TOKENS),
-            states(embedded[:4], jnp.array(LENGTHS)),
-            states(embedded, None),
-        )
-    )()
-    near(got[:4], expected)
-    near(got[4], bias)  # of nothing but padding the state is 0
-    near(more, got)
+        def logits(tokens: Any, lengths: Any) -> jax.Array:
+            last = []
+            for index in range(1 + bidirectional):
+                where = {"reverse": index == 1, "lengths": lengths}
+                carry, _ = recurrent(params, f"{layer.__name__}_{index}", embedded(params, tokens), **where)
+                last.append(jax.tree.leaves(carry)[-1])
+            return dense(params["Dense_0"], jnp.concatenate(last, axis=-1))
+
+        longer = np.pad(TOKENS, [(0, 0), (0, 3)])  # more padding changes nothing
+        expected = logits(TOKENS[:4], jnp.array([4, 3, 1, 2])), logits(TOKENS, None)
+        return model.apply(variables, longer), unpadded.apply(variables, TOKENS), *expected
+
+    found, plain, expected, expected_plain = jax.device_get(compute(variables))
+    near(found[:4], expected)
+    near(found[4], variables["params"]["Dense_0"]["bias"])  # of nothing but padding the state is 0
     near(plain, expected_plain)
 
 
@@ -97,66 +108,139 @@ def test_classifier_without_embedding_reads_one_hot_vectors() -> None:
     outside = TOKENS.copy()
     outside[1, 2], outside[3, 1] = 6, -1
     got, expected, beyond = jax.jit(
-        lambda: (
+        lambda params: (
             model.apply({"params": params}, TOKENS),
             embedding.apply({"params": {**params, "Embed_0": {"embedding": jnp.eye(6)}}}, TOKENS),
             model.apply({"params": params}, outside),
         )
-    )()
+    )(params)
     near(got, expected)
     assert np.isnan(beyond).any(axis=1).tolist() == [False, True, False, True, False]
 
 
 def test_language_model_equals_flax_layers() -> None:
     model = RecurrentLanguageModel(6, features=3, embedding_features=4)
-    variables = draws.variables(model, TOKENS)
-    params = variables["params"]
 
-    def reference() -> jax.Array:
-        x = params["Embed_0"]["embedding"][TOKENS]
+    def reference(params: Any) -> jax.Array:
+        x = embedded(params, TOKENS)
         for layer in ("LSTM_0", "LSTM_1"):
-            x = linen.RNN(CELLS[LSTM]).apply({"params": params[layer]}, x)
-        return x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"][None, None]
+            _, x = recurrent(params, layer, x)
+        return dense(params["Dense_0"], x)
 
-    near(*jax.jit(lambda: (model.apply(variables, TOKENS), reference()))())
+    variables = draws.variables(model, TOKENS)
+    near(*jax.jit(lambda given: (model.apply(given, TOKENS), reference(given["params"])))(variables))
 
 
 def test_textgenrnn_equals_flax_layers_and_has_auxiliary_logits_of_the_state_in_training() -> None:
     model = TextGenRNN(6, embedding_features=4, features=3, hidden=(5, 2))
-    variables = draws.variables(model, TOKENS)
-    params, stats = variables["params"], variables["batch_stats"]
+    training: dict[str, Any] = {"train": True, "mutable": ["batch_stats"]}
 
-    def reference(train: bool) -> tuple[jax.Array, jax.Array]:
-        x = linen.RNN(CELLS[LSTM]).apply({"params": params["LSTM_0"]}, params["Embed_0"]["embedding"][TOKENS])[:, -1]
-        state = x
+    def reference(variables: Any, train: bool) -> tuple[jax.Array, jax.Array]:
+        params = variables["params"]
+        state = x = recurrent(params, "LSTM_0", embedded(params, TOKENS))[1][:, -1]
         for index in range(2):
             norm = linen.BatchNorm(use_running_average=not train)
             x = x @ params[f"Dense_{index}"]["kernel"]
-            own = {"params": params[f"BatchNorm_{index}"], "batch_stats": stats[f"BatchNorm_{index}"]}
+            own = {kind: tree[f"BatchNorm_{index}"] for kind, tree in variables.items()}
             x = linen.relu(norm.apply(own, x, mutable=["batch_stats"])[0])
-        last, auxiliary = params["Dense_2"], params["auxiliary"]
-        logits = x @ last["kernel"] + last["bias"][None]
-        return logits, state @ auxiliary["kernel"] + auxiliary["bias"][None]
+        return dense(params["Dense_2"], x), dense(params["auxiliary"], state)
 
-    evaluated, (trained, _), expected, expected_trained = jax.jit(
-        lambda: (
-            model.apply(variables, TOKENS),
-            model.apply(variables, TOKENS, train=True, mutable=["batch_stats"]),
-            reference(False)[0],
-            reference(True),
-        )
-    )()
+    @jax.jit
+    def compute(variables: Any) -> Any:
+        trained, _ = model.apply(variables, TOKENS, **training)
+        return model.apply(variables, TOKENS), trained, reference(variables, False)[0], reference(variables, True)
+
+    evaluated, trained, expected, expected_trained = compute(draws.variables(model, TOKENS))
     near(evaluated, expected)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), trained, expected_trained)
+    jax.tree.map(partial(near, rtol=1e-3, atol=1e-4), trained, expected_trained)
 
 
-GPT_TOKENS = draws.integers(1, 11, 1, 6)
-SMALL_GPT = GPT(11, num_layers=2, features=8, num_heads=2, max_length=7)
+BLOCK = ("LayerNorm_0", "Dense_0", "Dense_1", "LayerNorm_1", "Dense_2", "Dense_3")
+WIDTH: dict[str, Any] = {"num_layers": 2, "features": 8, "num_heads": 2}
 
 
-def test_gpt_initialization_is_gpt_2s() -> None:
-    # Projections onto the residual stream are narrower by sqrt(2 * 1 layer).
-    params = linen.unbox(jax.jit(GPT(65, num_layers=1, features=64, num_heads=1).init)(KEY, GPT_TOKENS))["params"]
+def test_transformer_classifier_equals_layers_on_each_sequence_without_padding() -> None:
+    model = TransformerClassifier(3, **WIDTH, vocabulary_size=6, pad_id=0, max_length=7)
+    tokens = np.array([[4, 2, 4, 1], [0, 1, 5, 0], [3, 0, 0, 0], [0, 0, 0, 0]])  # padded at any position
+    variables = draws.variables(model, tokens)
+    vectors = TransformerClassifier(3, **WIDTH, max_length=7)
+
+    def reference(params: Any, row: Any) -> jax.Array:
+        def norm(name: str, x: jax.Array, p: Any = params) -> jax.Array:
+            return layer_norm(x, p[name]["scale"], p[name]["bias"])
+
+        (places,) = np.nonzero(row)
+        x = embedded(params, row[places])[None] + params["positions"][:, places]
+        for name in ("TransformerBlock_0", "TransformerBlock_1"):
+            p = params[name]
+            x = transformer_block(x, BLOCK, partial(norm, p=p), lambda name, x, p=p: dense(p[name], x), 2)
+        return dense(params["Dense_0"], norm("LayerNorm_0", x).mean(axis=1))[0]
+
+    @jax.jit
+    def compute(variables: Any) -> Any:
+        params = variables["params"]
+        # Vectors are projected by a layer that takes the name of the last one: here by the identity.
+        given = {name: params[name] for name in params if name != "Embed_0"} | {"Dense_1": params["Dense_0"]}
+        given["Dense_0"] = {"kernel": jnp.eye(8), "bias": jnp.zeros(8)}
+        of_vectors = vectors.apply({"params": given}, embedded(params, tokens), mask=tokens != 0)
+        longer = np.pad(tokens, [(0, 0), (0, 3)])  # more padding changes nothing
+        return model.apply(variables, longer), of_vectors, [reference(params, row) for row in tokens[:3]]
+
+    found, of_vectors, expected = jax.device_get(compute(variables))
+    near(found[:3], expected)
+    near(found[3], variables["params"]["Dense_0"]["bias"])  # the mean of nothing is 0
+    near(of_vectors, found)
+
+
+GPT_TOKENS = draws.integers(1, 11, 2, 6)
+MODERN = GPT(11, **WIDTH | {"num_heads": 4}, max_length=7, num_key_heads=2, rotary=True, norm=RMSNorm, tied=True)
+
+
+def test_rotary_grouped_queries_rms_norm_and_tied_embeddings_by_formulas() -> None:
+    model = MODERN.clone(num_layers=1)
+    params = draws.variables(model, GPT_TOKENS)["params"]
+    assert set(params) == {"Embed_0", "Block_0", "RMSNorm_0"}
+    table, block = (jax.tree.map(np.float64, params[name]) for name in ("Embed_0", "Block_0"))
+
+    def norm(p: Any, x: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * p["scale"]
+
+    def rotated(x: np.ndarray) -> np.ndarray:  # heads of two numbers are one complex number, at angles 0, 1, 2, …
+        numbers = (x[..., 0] + 1j * x[..., 1]) * np.exp(1j * np.arange(6))[:, None]
+        return np.stack([numbers.real, numbers.imag], -1)
+
+    def layer(name: str, x: np.ndarray) -> np.ndarray:
+        return x @ block[name]["kernel"] + block[name]["bias"]
+
+    x = table["embedding"][GPT_TOKENS]
+    parts = np.split(layer("Dense_0", norm(block["RMSNorm_0"], x)), [8, 12], axis=-1)
+    query, key, value = (part.reshape(2, 6, -1, 2) for part in parts)
+    query, key, value = rotated(query), rotated(key).repeat(2, 2), value.repeat(2, 2)
+    scores = np.einsum("bthd,bshd->bhts", query, key) / 2**0.5
+    weights = np.exp(np.where(np.tri(6, dtype=bool), scores, -np.inf))
+    weights /= weights.sum(-1, keepdims=True)
+    x = x + layer("Dense_1", np.einsum("bhts,bshd->bthd", weights, value).reshape(2, 6, 8))
+    hidden = layer("Dense_2", norm(block["RMSNorm_1"], x))
+    x = x + layer("Dense_3", hidden / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (hidden + 0.044715 * hidden**3))))
+    expected = norm(jax.tree.map(np.float64, params["RMSNorm_0"]), x) @ table["embedding"].T
+    bias = np.arange(11, dtype=np.float32)
+    untied = params | {"Dense_0": {"kernel": np.asarray(params["Embed_0"]["embedding"]).T, "bias": bias}}
+    compute = jax.jit(lambda *p: [m.apply({"params": p}, GPT_TOKENS) for m, p in zip(models, p, strict=True)])
+    models = model, model.clone(tied=False)
+    found, shifted = jax.device_get(compute(params, untied))
+    near(found, expected, rtol=1e-3)
+    near(shifted, expected + bias, rtol=1e-3)
+
+
+def test_initialization_of_fasttext_and_gpt() -> None:
+    bag = FastText(2, vocabulary_size=1_000, features=50)
+    gpt = GPT(65, num_layers=1, features=64, num_heads=1)
+    drawn = jax.jit(lambda: [linen.unbox(model.init(KEY, GPT_TOKENS))["params"] for model in (bag, gpt)])()
+    words, params = jax.device_get(drawn)
+    table = words["Embed_0"]["embedding"]
+    # Within one over the number of features.
+    assert np.abs(table).max() == pytest.approx(1 / 50, rel=1e-3) and abs(float(np.mean(table))) < 1e-3
+    # GPT-2's: projections onto the residual stream are narrower by sqrt(2 * 1 layer).
     block = params["Block_0"]
     wide = [params["Embed_0"]["embedding"], params["Embed_1"]["embedding"], params["Dense_0"]["kernel"]]
     wide += [block["Dense_0"]["kernel"], block["Dense_2"]["kernel"]]
@@ -166,6 +250,69 @@ def test_gpt_initialization_is_gpt_2s() -> None:
     assert not np.any(block["Dense_1"]["bias"])
 
 
-def test_gpt_sequences_longer_than_max_length() -> None:
-    with pytest.raises(DataError, match="8 tokens are longer than max_length, 7"):
-        jax.eval_shape(SMALL_GPT.init, KEY, np.zeros((2, 8), np.int32))
+def stacked(params: Any, block: str, count: int) -> Any:
+    """As a scan over layers has them."""
+    layers = [params[f"{block}_{number}"] for number in range(count)]
+    rest = {name: params[name] for name in params if not name.startswith(f"{block}_")}
+    return rest | {f"{block}_0": jax.tree.map(lambda *leaves: np.stack(leaves), *layers)}
+
+
+VIT = ViT(5, **WIDTH)
+IMAGES = draws.normal(0, 2, 8, 4, 3)
+
+
+def test_remat_and_scan_give_equal_gradients_in_less_memory_and_fewer_products() -> None:
+    deep, images = VIT.clone(num_layers=3), draws.normal(0, 16, 16, 16, 3)
+    params = draws.variables(deep, images)["params"]
+    looped = stacked(params, "TransformerBlock", 3)
+
+    def lowered(remat: Any, scan: bool) -> Any:
+        model = deep.clone(remat=remat, scan=scan)
+        loss = lambda params: jnp.square(model.apply({"params": params}, images)).sum()  # noqa: E731
+        return jax.jit(jax.grad(loss)).lower(looped if scan else params)
+
+    def products(program: Any) -> int:
+        return program.as_text().count("stablehlo.dot_general")
+
+    stored, both = lowered(False, False), lowered(True, True)
+    again, policy = lowered(True, False), lowered(jax.checkpoint_policies.dots_saveable, False)
+    assert products(policy) == products(stored) < products(again) > 2 * products(both)
+    plain, compact = stored.compile(), both.compile()
+    draws.assert_close(compact(looped), stacked(plain(params), "TransformerBlock", 3), 1e-3)
+    assert compact.memory_analysis().temp_size_in_bytes < 0.6 * plain.memory_analysis().temp_size_in_bytes
+
+
+def test_remat_and_scan_of_gpt_give_the_same_logits_and_gradients() -> None:
+    params = draws.variables(MODERN, GPT_TOKENS)["params"]
+    scanned = MODERN.clone(scan=True, remat=True, dropout=0.5)
+
+    def graded(model: GPT, params: Any) -> Any:
+        return jax.value_and_grad(lambda p: model.apply({"params": p}, GPT_TOKENS).std())(params)
+
+    both = jax.jit(lambda plain, looped: (graded(MODERN, plain), graded(scanned, looped)))
+    (loss, gradients), (found, slope) = jax.device_get(both(params, stacked(params, "Block", 2)))
+    near(found, loss)
+    draws.assert_close(slope, stacked(gradients, "Block", 2), 1e-4)
+
+
+def test_layers_of_a_scan_draw_numbers_of_their_own() -> None:
+    vit, gpt = (model.clone(scan=True, remat=True) for model in (VIT, MODERN))
+    cases = ((vit, IMAGES, "TransformerBlock_0"), (gpt, GPT_TOKENS, "Block_0"))
+    boxed = [jax.eval_shape(model.init, KEY, inputs)["params"] for model, inputs, _ in cases]
+    for params, (*_, block) in zip(boxed, cases, strict=True):
+        # Their first axis has no name of a mesh axis.
+        spec = linen.get_partition_spec(params)[block]["Dense_0"]["kernel"]
+        assert spec == jax.sharding.PartitionSpec(None, None, "model")
+
+    @jax.jit
+    def compute(rate: Any, params: Any) -> Any:
+        drawn = [linen.unbox(model.init(KEY, inputs))["params"][block] for model, inputs, block in cases]
+        options = {"train": True, "rngs": {"dropout": KEY}, "capture_intermediates": True, "mutable": ["intermediates"]}
+        state = vit.clone(dropout=rate).apply({"params": params}, IMAGES, **options)[1]["intermediates"]
+        return [block["Dense_0"]["kernel"] for block in drawn], state["TransformerBlock_0"]["Dropout_0"]["__call__"][0]
+
+    ones = linen.unbox(jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), boxed[0]))
+    kernels, dropped = jax.device_get(compute(0.5, ones))
+    for kernel in kernels:
+        assert len(kernel) == 2 and not np.allclose(kernel[0], kernel[1])
+    assert dropped.shape == (2, 2, 3, 8) and np.any((dropped[0] == 0) != (dropped[1] == 0))
