@@ -1,9 +1,8 @@
-"""Supervised tasks: regression by hand, padding, models in any form, mixed precision."""
+"""Models in any form as tasks: flags, batch statistics, sown losses, draws, mixed precision."""
 
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import jax
@@ -11,41 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen
-from losses import KEY, SCALE, batch_of, gradient_of, loss_of, sums_of
+from losses import KEY, batch_of
 
 from jaxnn import observe, tasks
 from jaxnn.nn import Policy
 from jaxnn.tasks import as_model
-from jaxnn.types import Batch, ConfigError
-from tests import tiny
-
-
-@pytest.mark.parametrize(
-    ("batch", "squared", "absolute", "count"),
-    [
-        # Errors 1 and -3, also for outputs with a last axis of one: broadcast to [2, 2] the mean would be 3.
-        (batch_of([3.0, 1.0], [2.0, 4.0]), 5.0, 2.0, 2.0),
-        (batch_of([[3.0], [1.0]], [2.0, 4.0]), 5.0, 2.0, 2.0),
-        # One example with errors 1, 2, 3, 6: squares (1 + 4 + 9 + 36) / 4, absolute 12 / 4.
-        (batch_of([[[1.0, 2.0], [3.0, 6.0]]], np.zeros((1, 2, 2), np.float32)), 12.5, 3.0, 1.0),
-        # Errors 1 and 3 count, 100 does not: (1 + 9) / 2 and (1 + 3) / 2.
-        (batch_of([1.0, 100.0, 3.0], [0.0, 0.0, 0.0], mask=[1, 0, 1]), 5.0, 2.0, 2.0),
-        (batch_of([5.0, 7.0], [0.0, 0.0], mask=[0, 0]), 0.0, 0.0, 0.0),
-    ],
-)
-def test_squared_and_absolute_error_by_hand(batch: Batch, squared: float, absolute: float, count: float) -> None:
-    task, sums = tasks.regression(SCALE), {"loss": squared * count, "mean_absolute_error": absolute * count}
-    assert loss_of(task, batch) == {"loss": squared, "mean_absolute_error": absolute}
-    assert sums_of(task, batch) == {**sums, "count": count}
-    if not count:
-        assert float(gradient_of(task, batch)["scale"]) == 0.0
-
-
-@pytest.mark.parametrize(("outputs", "targets"), [((2, 3), (2,)), ((2,), (2, 1)), ((2, 1, 1), (2,))])
-def test_outputs_of_another_shape_than_the_targets_are_named(outputs: Any, targets: Any) -> None:
-    words = re.escape(f"outputs {list(outputs)} for targets {list(targets)}")
-    with pytest.raises(ConfigError, match=words):
-        loss_of(tasks.regression(SCALE), batch_of(np.zeros(outputs), np.zeros(targets, np.float32)))
+from jaxnn.types import Batch
 
 
 class TakesDeterministic(linen.Module):
@@ -75,7 +45,7 @@ def test_models_get_a_flag_for_training(model: Any) -> None:
 
 def test_batch_statistics_change_in_training_alone() -> None:
     # Of 0 and 4 the mean is 2 and the variance 4; at momentum 0.9 from 0 and 1: 0.2, and 0.9 + 0.4 = 1.3.
-    init, apply = as_model(linen.BatchNorm(momentum=0.9, epsilon=0.0))
+    init, apply = map(jax.jit, as_model(linen.BatchNorm(momentum=0.9, epsilon=0.0)))
     inputs = np.float32([[0.0], [4.0]])
     params, before = init(KEY, inputs)
     assert (before["batch_stats"]["mean"], before["batch_stats"]["var"]) == (0.0, 1.0)
@@ -85,7 +55,7 @@ def test_batch_statistics_change_in_training_alone() -> None:
     np.testing.assert_allclose(after["batch_stats"]["var"], [1.3], rtol=1e-6)
     outputs, still, _ = apply(params, after, inputs, None)
     np.testing.assert_allclose(outputs[0], [-0.2 / math.sqrt(1.3)], rtol=1e-6)
-    assert still is after
+    assert np.array_equal(still["batch_stats"]["var"], after["batch_stats"]["var"])
 
 
 class Sowing(linen.Module):
@@ -123,12 +93,9 @@ def test_sown_losses_are_added_in_training_alone_and_inputs_may_be_several(form:
 
 
 class Noisy(linen.Module):
-    always: bool = False
-
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        noisy = train or self.always
-        return linen.Dense(3)(x + jax.random.normal(self.make_rng("noise"), x.shape) if noisy else x)
+        return linen.Dense(3)(x + jax.random.normal(self.make_rng("noise"), x.shape) if train else x)
 
 
 def test_modules_draw_from_any_stream_in_training_alone() -> None:
@@ -137,9 +104,8 @@ def test_modules_draw_from_any_stream_in_training_alone() -> None:
     params, model_state = init(KEY, inputs)
     first, again, other = (apply(params, model_state, inputs, jax.random.key(seed))[0] for seed in (1, 1, 2))
     assert np.array_equal(first, again) and not np.array_equal(first, other)
-    task = tasks.classification(Noisy(always=True))
-    with pytest.raises(ConfigError, match='stream "noise" in evaluation.* train'):
-        tiny.fit(tiny.experiment(task=lambda config: task))
+    still, same = (apply(params, model_state, inputs, None)[0] for _ in range(2))
+    assert np.array_equal(still, same)
 
 
 def test_pairs_get_key_and_inputs() -> None:
@@ -152,12 +118,6 @@ def test_pairs_get_key_and_inputs() -> None:
     assert np.array_equal(params["w"], drawn) and model_state == {}
     assert np.array_equal(applied(params, model_state, np.zeros(3), KEY)[0], drawn)
     assert np.array_equal(applied(params, model_state, np.zeros(3), None)[0], np.zeros(3))
-
-
-@pytest.mark.parametrize("model", ["mlp", linen.Dense, None, (len,), (len, "apply"), lambda inputs: inputs])
-def test_what_is_no_model_is_named(model: Any) -> None:
-    with pytest.raises(ConfigError, match=r"a model must be .*Linen module, .* Equinox .* \(init, apply\)"):
-        tasks.classification(model)
 
 
 class Normed(linen.Module):
@@ -190,7 +150,6 @@ class SowingTokens(linen.Module):
 def test_sown_losses_are_not_divided_by_tokens() -> None:
     batch = Batch(np.zeros((2, 5), np.int32), np.zeros((2, 5), np.int32), np.ones(2, np.float32))
     task = tasks.next_token(SowingTokens())
-    loss, (_, metrics) = task.loss(*task.init(KEY, batch), batch, KEY)
-    np.testing.assert_allclose(
-        [loss, metrics["sown_loss"], metrics["bits_per_token"]], [np.log(4) + 3, 3, 2], rtol=1e-6
-    )
+    loss, (_, metrics) = jax.jit(lambda: task.loss(*task.init(KEY, batch), batch, KEY))()
+    found = [loss, metrics["sown_loss"], metrics["bits_per_token"]]
+    np.testing.assert_allclose(found, [np.log(4) + 3, 3, 2], rtol=1e-6)
