@@ -52,6 +52,7 @@ def augmented():
         "gray": (jitter, batch_of(GRAY)),
         "colors": (jitter, batch_of(COLORS)),
         "brightness": (color_jitter(brightness=0.5), batch_of(COLORS * 0.5)),
+        "square": (cutout(3), batch_of(IMAGES[:, :5])),
         "views": (views(random_shift(1), random_shift(1)), batch_of(IMAGES)),
         "moved": (moved, segmented),
         "moved and turned": (compose(moved, random_rotation(90, fields=fields)), segmented),
@@ -99,9 +100,12 @@ def test_cutout_blanks_a_square_around_any_pixel():
         expected[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] = 0
         np.testing.assert_array_equal(output, expected)
         seen.add((rows[0], rows[-1], columns[0], columns[-1]))
-    # From two pixels before any centre to one after it, inside the image; rows and columns are drawn apart.
+    # From two pixels before any centre to one after it, inside the image.
     spans = [[(max(0, centre - 2), min(n - 1, centre + 1)) for centre in range(n)] for n in (6, 5)]
     assert seen == {(*rows, *columns) for rows in spans[0] for columns in spans[1]}
+    # Rows and columns are drawn apart: about one centre in five is on the diagonal.
+    square = augmented()["square"].inputs[..., 0] == 0
+    assert 0.1 < (square == square.swapaxes(1, 2)).all(axis=(1, 2)).mean() < 0.4
 
 
 @pytest.mark.parametrize("name", DRAWN)

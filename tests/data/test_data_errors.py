@@ -216,6 +216,7 @@ CALLS: list[tuple[Callable[[Path], Any], str]] = [
         r"inputs of test\['x'\] is .* but the first of train",
     ),
     (lambda _: mixture({"few": EVEN, "many": EVEN}, {"few": 1}), "few, many needs a weight above 0 for each"),
+    (lambda _: mixture({"few": EVEN}, {"few": 0}), "few needs a weight above 0 for each"),
     (lambda _: mixture({"mixed": MIXED}, {"mixed": 1}), "the part mixed of a mixture is augmented, mixed or in order"),
     (lambda _: mixture({"few": EVEN, "other": ODD}, {"few": 1, "other": 1}), "each of the inputs of other is float32"),
     (lambda _: data.subset(EVEN, 5), "num_train is 5, and there are 4 training examples"),

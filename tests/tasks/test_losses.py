@@ -22,7 +22,7 @@ from tests import tiny
 LOGITS = np.log(np.array([[1, 2, 5], [1, 2, 5]], np.float32))
 LABELS = np.array([2, 0], np.int32)
 MAIN = (math.log(1.6) + math.log(8)) / 2
-CLASSES = batch_of(LOGITS, LABELS)
+CLASSES, SOFT = batch_of(LOGITS, LABELS), batch_of(LOGITS, np.eye(3, dtype=np.float32)[LABELS])
 # Odds of label 1 of 3 to 1, 1 to 4 and 2 to 1: ln 4/3, ln 5/4 and ln 3 nats; the last is on the wrong side of 0.
 ODDS = np.log(np.array([3, 1 / 4, 2], np.float32))
 BINARY = batch_of(ODDS, [1, 0, 0])
@@ -85,6 +85,8 @@ BY_HAND: dict[str, tuple[Task, Batch, Numbers]] = {
     "errors, padded": (ERRORS, batch_of([1, 100, 3], np.zeros(3, "f4"), mask=[1, 0, 1]), errors(5, 2, 2)),
     "padding alone": (ERRORS, batch_of([5.0, 7.0], [0.0, 0.0], mask=[0, 0]), errors(0, 0, 0)),
     "classes": (classification(SCALE), CLASSES, of_classes(MAIN)),
+    "probabilities": (classification(SCALE), SOFT, of_classes(MAIN)),
+    "probabilities, smoothed": (SMOOTH, SOFT, of_classes(SMOOTHED + 0.2 * SMOOTHED_AUXILIARY)),
     "two auxiliary, always": (TWO, CLASSES, of_classes(MAIN + 0.4 * AUXILIARY)),
     "auxiliary, smoothed": (SMOOTH, CLASSES, of_classes(SMOOTHED + 0.2 * SMOOTHED_AUXILIARY)),
     "one logit": (ONE_LOGIT, BINARY, of_one_logit(BINARY_NATS)),

@@ -33,6 +33,7 @@ REFUSED = [
     (REGRESSION, np.zeros((2, 1, 1)), np.zeros(2), r"outputs \[2, 1, 1\] for targets \[2\]"),
     (CLASSES, LOGITS, [0.0, 1.0], r"integers \[batch\], not float\d+ \[2\]: .*tasks.regression"),
     (CLASSES, LOGITS, [[0], [1]], r"integers \[batch\], not int\d+ \[2, 1\]"),
+    (CLASSES, LOGITS, np.ones((2, 4), np.float32), r"probabilities of 4 classes, .* for outputs \[2, 3\]"),
     (CLASSES, LOGITS[:, 0], LABELS, r"logits \[batch, classes\], not \[2\] for 2 labels"),
     (classification(model_of(lambda x: x[:1])), LOGITS, LABELS, r"\[batch, classes\], not \[1, 3\] for 2 labels"),
     # The cross-entropy of a single class would be 0 for any logit.
