@@ -299,7 +299,7 @@ def mixup(num_classes: int, alpha: float = 0.2) -> Augmentation:
         other = jax.random.permutation(order_key, len(batch.mask))
 
         def mix(x: jax.Array) -> jax.Array:
-            return share * x + (1 - share) * x[other]
+            return share * x + (1 - share) * jnp.asarray(x)[other]
 
         _check_floats("mixup", batch.inputs)
         return batch._replace(inputs=jax.tree.map(mix, batch.inputs), targets=mix(_soft(batch.targets, num_classes)))

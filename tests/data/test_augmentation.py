@@ -165,6 +165,8 @@ def test_mixed_examples_have_mixed_targets():
     floats = batch_of(RAMP)._replace(targets=NUMBERS[:, None])
     augment = compose(mixup(64), cutmix(64))
     assert jax.eval_shape(lambda batch: augment(jax.random.key(0), batch), floats).targets.shape == (64, 1)
+    # NumPy's arrays by a key that is traced.
+    assert jax.eval_shape(lambda key: augment(key, floats), jax.random.key(0)).targets.shape == (64, 1)
 
 
 def test_views_draw_apart():

@@ -1,5 +1,6 @@
 """Streamed data: a batch is a function of seed and step; errors name the example; no worker process stays behind."""
 
+import contextlib
 import hashlib
 import importlib.util
 import multiprocessing
@@ -324,26 +325,27 @@ READ_ON = "while True: next(batches)"
 def test_workers_end_quietly_with_the_program(ending, signum, status, last):
     command, pipe = [sys.executable, "-c", PROGRAM + ending], subprocess.PIPE
     program = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=shell.ROOT, start_new_session=True)
-    assert program.stdout.readline() == "reading\n", program.communicate()[1]
-    if signum == signal.SIGINT:
-        os.killpg(program.pid, signum)
-    elif signum:
-        program.kill()
-    _, errors = program.communicate(timeout=60)
-    assert program.returncode == status
-    if signum != signal.SIGKILL:
-        assert errors.strip().splitlines()[-1:] == ([last] if last else []), errors
-        assert errors.count("Traceback") == bool(last)
-        assert "resource_tracker" not in errors and "Exception ignored" not in errors
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(program.pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    os.killpg(program.pid, signal.SIGKILL)
-    pytest.fail("a process of the session is left")
+    try:
+        assert program.stdout.readline() == "reading\n", program.communicate()[1]
+        if signum == signal.SIGINT:
+            os.killpg(program.pid, signum)
+        elif signum:
+            program.kill()
+        _, errors = program.communicate(timeout=60)
+        assert program.returncode == status
+        if signum != signal.SIGKILL:
+            assert errors.strip().splitlines()[-1:] == ([last] if last else []), errors
+            assert errors.count("Traceback") == bool(last)
+            assert "resource_tracker" not in errors and "Exception ignored" not in errors
+        deadline = time.monotonic() + 20
+        with contextlib.suppress(ProcessLookupError):
+            while time.monotonic() < deadline:
+                os.killpg(program.pid, 0)
+                time.sleep(0.05)
+            pytest.fail("a process of the session is left")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
