@@ -14,7 +14,8 @@ from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 TASK = jn.tasks.classification(tiny.MODEL)
-SHIFTED = (tiny.points(11, 2)[0] + 1, tiny.points(11, 2)[1])
+# As many as in the test split: one program evaluates both.
+SHIFTED = (tiny.points(23, 2)[0] + 1, tiny.points(23, 2)[1])
 
 
 def correlation(targets: np.ndarray, outputs: np.ndarray) -> float:
@@ -37,7 +38,7 @@ def test_metrics_of_all_outputs_and_of_other_splits_are_equal_however_a_run_is_d
         assert run.final[f"{split}_correlation"] == pytest.approx(expected, abs=1e-6)
         assert run.evaluate(split)["correlation"] == run.final[f"{split}_correlation"]
         assert run.final[f"{split}_size"] == len(targets)
-    for how in ({"strategy": "pmap"}, {"strategy": "data", "resident": False}):
+    for how in ({"strategy": "pmap", "devices": 2}, {"strategy": "data", "devices": 2, "resident": False}):
         assert tiny.fit(experiment(), eval_batch_size=4, **how).final == pytest.approx(run.final, abs=1e-5)
     how = {**tiny.HOW, "vmap_size": 2, "devices": 1, "record": False}
     swept = jn.sweep(experiment(), jn.grid(learning_rate=[0.1, 0.2]), **how)
@@ -63,10 +64,6 @@ def test_metrics_that_fail_are_named_and_those_of_infinite_outputs_are_nan() -> 
         tiny.fit(experiment(TASK._replace(metrics={"auc": refuse})))
     far = TASK._replace(metrics={"auc": refuse}, predict=lambda params, state, inputs: inputs / 0)
     assert np.isnan(tiny.fit(experiment(far)).final["test_auc"])
-    with pytest.raises(jn.ConfigError, match="the task's metric auc is 3, and must be a function"):
-        tiny.fit(experiment(TASK._replace(metrics={"auc": 3})))  # type: ignore[dict-item]
-    with pytest.raises(jn.ConfigError, match="two metrics 'loss'"):
-        tiny.fit(experiment(TASK._replace(metrics={"loss": correlation})))
     for names in ({"test": SHIFTED}, {"": SHIFTED}, {"probe": SHIFTED}):
         with pytest.raises(jn.DataError, match="others has the split"):
             jn.data.arrays(train=SHIFTED, test=SHIFTED, others=names)
@@ -92,6 +89,5 @@ def test_large_splits_are_evaluated_less_often() -> None:
     # Twenty steps of eight examples take as long as an evaluation of 480.
     assert (every(9), every(48), every(400)) == (2, 10, 20)
     assert every(400, eval_batches=1) == 4 and every(400, eval_every=2) == 2
-    splits = jn.data.arrays(train=tiny.points(37), test=tiny.points(48, 1))
-    run = jn.fit(tiny.experiment(data=splits), record=False, progress="none", steps_per_call=2)
-    assert np.isfinite(run.metrics["test_loss"]).sum() == 2
+    run = jn.fit(tiny.experiment(), record=False, progress="none", steps_per_call=5)
+    assert every(23) == 5 and np.isfinite(run.metrics["test_loss"]).sum() == 4

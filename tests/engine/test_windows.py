@@ -1,17 +1,33 @@
-"""Windows and calls as pure functions of the step, and the options and configs that they come from."""
+"""Windows and calls as pure functions of the step, their options, and the status of a member by its reports."""
 
-import dataclasses
+from __future__ import annotations
+
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxnn.engine import Plan, RunOptions, check_config, near_divisor, resolve_cadences, typical_window, with_tails
-from jaxnn.types import ConfigError
+import jaxnn as jn
+from jaxnn.engine import (
+    MemberLog,
+    Plan,
+    RunOptions,
+    Trainer,
+    check_config,
+    evaluations_since_best,
+    make_plan,
+    near_divisor,
+    resolve_cadences,
+    typical_window,
+    with_tails,
+)
+from jaxnn.observe import Clock
 from tests import tiny
+
+NAN = math.nan
 
 # num_steps, report_every, eval_every, checkpoint_every, steps_per_call: coprime, absent, equal, longer than the run.
 PLANS = [
@@ -108,41 +124,13 @@ def test_default_cadences_fit_any_number_of_steps() -> None:
 
 
 def test_given_cadences_are_kept() -> None:
-    options = resolve_cadences(RunOptions(report_every=3, eval_every=8), tiny.Config(num_steps=100))
-    assert (options.report_every, options.eval_every) == (3, 8)
-    options = resolve_cadences(RunOptions(eval_every=0), tiny.Config(num_steps=100))
-    assert (options.report_every, options.eval_every) == (2, 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    batch_size: Any = 8
-    num_steps: Any = 10
-    seed: Any = 0
-
-
-@pytest.mark.parametrize(
-    ("bad", "words"),
-    [
-        ({"steps_per_call": 0}, "steps_per_call must be an integer >= 1, not 0"),
-        ({"report_every": 2.5}, "report_every must be an integer >= .*, not 2.5"),
-        ({"eval_every": -1}, "eval_every must be an integer >= 0, not -1"),
-        ({"keep_last": True}, "keep_last must be an integer >= .*, not True"),
-        ({"monitor_mode": "up"}, "monitor_mode is 'up', .* auto, min, max"),
-        ({"progress": "loud"}, "progress is 'loud', .* auto, bar, plain, none"),
-        ({"resume": "a", "run_dir": "b"}, "both resume and run_dir"),
-        (dataclasses.make_dataclass("Seedless", ["batch_size", "num_steps"])(8, 10), "Seedless has no field 'seed'"),
-        (Config(seed=-1), "seed must be an integer >= 0, not -1"),
-    ],
-)
-def test_bad_options_and_configs_are_named(bad: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        RunOptions(**bad) if isinstance(bad, dict) else check_config(bad)
+    for given, cadences in (({"report_every": 3, "eval_every": 8}, (3, 8)), ({"eval_every": 0}, (2, 0))):
+        options = resolve_cadences(RunOptions(**given), tiny.Config(num_steps=100))
+        assert (options.report_every, options.eval_every) == cadences
 
 
 def test_good_options_and_configs_pass() -> None:
-    check_config(Config())
-    check_config(Config(batch_size=np.int64(8), seed=2**32 - 1))
+    check_config(tiny.Config(batch_size=np.int64(8), seed=2**32 - 1))  # type: ignore[arg-type]
     options = RunOptions(run_dir="here", patience=3)  # type: ignore[arg-type]
     assert options.explicit() == {"run_dir": Path("here"), "patience": 3}
 
@@ -152,3 +140,54 @@ def test_monitor_mode() -> None:
     assert RunOptions(monitor="accuracy").higher_is_better
     assert not RunOptions(monitor="accuracy", monitor_mode="min").higher_is_better
     assert RunOptions(monitor="loss", monitor_mode="max").higher_is_better
+
+
+# --- the status of a member ---
+
+
+@pytest.mark.parametrize(
+    ("values", "higher", "expected"),
+    [
+        ([3.0], False, 0),
+        ([3.0, 2.0, 2.5, 2.6], False, 2),
+        ([3.0, 2.0, 2.5, 2.6], True, 3),
+        ([0.5, 0.9, 0.9, 0.9], True, 2),  # as good as before is not better
+        ([NAN, 2.0, NAN, 3.0], False, 2),
+        ([2.0, NAN], True, 1),
+        ([NAN, NAN], False, 2),
+        ([2.0, -math.inf], False, 0),
+    ],
+)
+def test_evaluations_since_best(values: list[float], higher: bool, expected: int) -> None:
+    assert evaluations_since_best(values, higher_is_better=higher) == expected
+
+
+def settled(lines: list[dict[str, float]], **options: object) -> str:
+    """The status of a member of 10 steps that reported ``lines``."""
+    resolved = resolve_cadences(RunOptions(**options), tiny.Config(num_steps=10))  # type: ignore[arg-type]
+    log, plan = MemberLog("running", lines), make_plan(resolved, 10)  # type: ignore[arg-type]
+    programs: object = None  # nothing is computed
+    trainer = Trainer(resolved, tiny.splits(), programs, plan, [log], Clock())  # type: ignore[arg-type]
+    trainer.settle(0, log.step, diverged=False)
+    return log.status
+
+
+def test_patience() -> None:
+    lines = [{"step": step, "test_loss": float(step)} for step in (1, 2, 3)]
+    assert settled(lines, patience=2) == "stopped early"
+    assert settled(lines) == settled(lines[:2], patience=2) == settled([], patience=1) == "running"
+    assert settled(lines, patience=2, monitor_mode="max") == "running"
+
+
+def test_only_evaluations_stop_and_the_last_step_finishes() -> None:
+    lines: list[dict[str, float]] = [{"step": 1, "test_loss": 1.0}, {"step": 2, "test_loss": 2.0}]
+    assert settled(lines, patience=1) == settled(lines, stop=lambda lines: lines[-1]["step"] == 2) == "stopped early"
+    assert settled([*lines, {"step": 3}], patience=1, stop=lambda lines: True) == "running"
+    assert settled([*lines, {"step": 10, "test_loss": 2.0}], patience=1, stop=lambda lines: True) == "finished"
+
+
+def test_training_metrics_stop_at_evaluations_without_an_eval_split() -> None:
+    # Windows end after steps 5 and 15 too, while the next one is under way.
+    experiment = tiny.experiment(data=jn.data.arrays(tiny.points(37)))
+    run = tiny.fit(experiment, stop=lambda lines: lines[-1]["train_loss"] < 100)
+    assert run.summary.status == "stopped early" and run.summary.step == int(run.state.step) == 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,43 +109,6 @@ def test_accumulation_streaming_and_sweeps_train_the_same_on_several_devices() -
         assert member.final == pytest.approx(other.final, rel=1e-4)
 
 
-# --- errors ---
-
-
-def unread(config: Any) -> Any:
-    raise AssertionError("data were read")
-
-
-@pytest.mark.parametrize(
-    ("options", "fields", "words"),
-    [
-        ({"devices": 5}, {}, "requested 5 devices, but only 4 CPU devices are available.*JAX_NUM_CPU_DEVICES=5"),
-        ({"devices": 0}, {}, "devices must be an integer >= 1, not 0"),
-        ({"devices": 3}, {}, "batch_size is 8, .* 3 devices .* 6 and 9"),
-        ({"devices": 4, "eval_batch_size": 6}, {}, "eval_batch_size is 6, .* 4 and 8"),
-        ({"strategy": "ddp"}, {}, "strategy is 'ddp', which is unknown: .*'auto', 'data', 'fsdp', 'pmap'"),
-        ({"mesh": "2x2"}, {}, "mesh is '2x2', and must be axes with their sizes, as in data=2,model=2"),
-        ({"mesh": "data=2", "devices": 4}, {}, "mesh data=2 .* 2 devices, .* 4"),
-        ({"mesh": "data=2,model=2", "strategy": "pmap"}, {}, "strategy pmap .* axis data alone"),
-        ({"device": "gpu"}, {}, r"device is 'gpu', which JAX cannot open here .*jax\[cuda13\].*--device cpu"),
-        ({"device": "cuda"}, {}, "device is 'cuda', and must be one of None, cpu, gpu, tpu"),
-    ],
-)
-def test_wrong_devices_are_named_before_data_are_read(
-    options: dict[str, Any], fields: dict[str, Any], words: str
-) -> None:
-    example = jn.Experiment(tiny.Config(**fields), unread, unread, unread)
-    with pytest.raises(jn.ConfigError, match=words):
-        jn.fit(example, record=False, **options)
-
-
-def test_axes_that_shard_nothing_are_refused(tmp_path: Path) -> None:
-    for mesh in ("data=2,modle=2", "model=2"):
-        with pytest.raises(jn.ConfigError, match="mod.*=2, and nothing is (split|sharded) .*mod.* over data"):
-            tiny.fit(tiny.experiment(), tmp_path / "run", mesh=mesh)
-    assert not (tmp_path / "run").exists()
-
-
 def fully_sharded(spec: P, state: TrainState = SQUARE, mesh: str = "data=2,model=2") -> P:
     """How ``fsdp`` shards a parameter whose axes the model names in ``spec``."""
     found: P = STRATEGIES["fsdp"].shard_state(make_layout(mesh=mesh).mesh, state, {"w": spec}).params["w"].spec
@@ -156,11 +120,6 @@ def test_parameters_are_sharded_along_the_axes_of_the_model_and_then_data() -> N
     assert fully_sharded(P(None, "model")) == P("data", "model")
     assert fully_sharded(P(None, ("data", "model"))) == P(None, ("data", "model"))
     assert fully_sharded(P(("model", "pipe"), None)) == P("model", "data"), "only the axes that the mesh has"
-    for spec in (P("data", "data"), P(None, None, "model"), P(("model", "data"), "model")):
-        with pytest.raises(jn.ConfigError, match=r"parameter w has \[32, 32\], and is named .*: name each axis once"):
-            fully_sharded(spec)
-    with pytest.raises(jn.ConfigError, match=r"parameter w has \[32, 6\], whose axis 1 .* model=4 evenly"):
-        fully_sharded(P(None, "model"), NARROW, "model=4")
 
 
 # --- own strategies ---
@@ -213,34 +172,70 @@ def test_own_strategy_is_chosen_recorded_and_resumed_on_other_devices(tmp_path: 
     ]
 
 
+# --- errors ---
+
+
+def unread(config: Any) -> Any:
+    raise AssertionError("data were read")
+
+
 def layout(**parts: Any) -> Layout:
     return make_layout(zero1._replace(**parts), 4)
 
 
-def state_shardings(sharding: Any) -> Any:
-    """The shardings of a strategy that gives each array ``sharding(mesh, leaf)``."""
-    return layout(
-        shard_state=lambda mesh, shapes, specs: jax.tree.map(functools.partial(sharding, mesh), shapes)
-    ).state_shardings(NARROW, {"w": P()})
+def devices(**options: Any) -> Callable[[], object]:
+    """Trains an experiment whose data must not be read."""
+    return lambda: jn.fit(jn.Experiment(tiny.Config(), unread, unread, unread), record=False, **options)
+
+
+def mesh(text: str) -> Callable[[], object]:
+    """Trains a model whose parameters name no axis."""
+    return lambda: tiny.fit(tiny.experiment(), mesh=text)
+
+
+def placed(shard_state: Callable[..., Any]) -> Callable[[], object]:
+    """Places a state by the ``shard_state`` of a strategy."""
+    return lambda: layout(shard_state=shard_state).state_shardings(NARROW, {"w": P()})
+
+
+def each(sharding: Callable[[Mesh, Any], Any]) -> Callable[[], object]:
+    return placed(lambda mesh, shapes, specs: jax.tree.map(functools.partial(sharding, mesh), shapes))
 
 
 def along_data(mesh: Mesh, leaf: Any) -> NamedSharding:
     return NamedSharding(mesh, P(None, "data") if leaf.ndim else P())
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: find_strategy("nowhere:mine"), "'nowhere:mine', .*No module named 'nowhere'"),
-        (lambda: find_strategy("math:pi"), "'math:pi', of type float: .* jaxnn.parallel.Strategy"),
-        (lambda: layout(axis_name="batch"), "axis_name of strategy zero1 is 'batch': .* 'data' or None"),
-        (lambda: layout(batch_spec=lambda mesh: "data").data_size, "returned 'data': return a PartitionSpec of the fi"),
-        (lambda: layout(batch_spec=lambda mesh: P(("data", "more"))).data_size, "along more, .* mesh data=4 lacks"),
-        (lambda: layout(shard_state=lambda *_: None).state_shardings(NARROW, {"w": P()}), "a tree like the state's"),
-        (lambda: state_shardings(lambda mesh, leaf: P()), r"returned P\(\) for step \[\]: return a NamedSharding"),
-        (lambda: state_shardings(along_data), r"for params/w \[32, 6\], which does not fit"),
-    ],
-)
-def test_wrong_strategies_are_named(call: Any, words: str) -> None:
+NAMED_TWICE = r"parameter w has \[32, 32\], and is named .*: name each axis once"
+ERRORS: list[tuple[Callable[[], object], str]] = [
+    (devices(devices=5), "requested 5 devices, but only 4 CPU devices are available.*JAX_NUM_CPU_DEVICES=5"),
+    (devices(devices=0), "devices must be an integer >= 1, not 0"),
+    (devices(devices=3), "batch_size is 8, .* 3 devices .* 6 and 9"),
+    (devices(devices=4, eval_batch_size=6), "eval_batch_size is 6, .* 4 and 8"),
+    (devices(strategy="ddp"), "strategy is 'ddp', which is unknown: .*'auto', 'data', 'fsdp', 'pmap'"),
+    (devices(mesh="2x2"), "mesh is '2x2', and must be axes with their sizes, as in data=2,model=2"),
+    (devices(mesh="data=2", devices=4), "mesh data=2 .* 2 devices, .* 4"),
+    (devices(mesh="data=2,model=2", strategy="pmap"), "strategy pmap .* axis data alone"),
+    (devices(device="gpu"), r"device is 'gpu', which JAX cannot open here .*jax\[cuda13\].*--device cpu"),
+    (devices(device="cuda"), "device is 'cuda', and must be one of None, cpu, gpu, tpu"),
+    (mesh("data=2,modle=2"), "modle=2, and nothing is (split|sharded) .*modle.* over data"),
+    (mesh("model=2"), "model=2, and nothing is (split|sharded) .*model.* over data"),
+    (lambda: fully_sharded(P("data", "data")), NAMED_TWICE),
+    (lambda: fully_sharded(P(None, None, "model")), NAMED_TWICE),
+    (lambda: fully_sharded(P(("model", "data"), "model")), NAMED_TWICE),
+    (lambda: fully_sharded(P(None, "model"), NARROW, "model=4"), r"w has \[32, 6\], whose axis 1 .* model=4 evenly"),
+    (lambda: find_strategy("nowhere:mine"), "'nowhere:mine', .*No module named 'nowhere'"),
+    (lambda: find_strategy("math:pi"), "'math:pi', of type float: .* jaxnn.parallel.Strategy"),
+    (lambda: layout(axis_name="batch"), "axis_name of strategy zero1 is 'batch': .* 'data' or None"),
+    (lambda: layout(batch_spec=lambda mesh: "data").data_size, "returned 'data': return a PartitionSpec of the fi"),
+    (lambda: layout(batch_spec=lambda mesh: P(("data", "more"))).data_size, "along more, .* mesh data=4 lacks"),
+    (placed(lambda *_: None), "a tree like the state's"),
+    (each(lambda mesh, leaf: P()), r"returned P\(\) for step \[\]: return a NamedSharding"),
+    (each(along_data), r"for params/w \[32, 6\], which does not fit"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), ERRORS, ids=[words for _, words in ERRORS])
+def test_wrong_devices_axes_and_strategies_are_named(call: Callable[[], object], words: str) -> None:
     with pytest.raises(jn.ConfigError, match=words):
         call()
