@@ -121,6 +121,7 @@ ERRORS = {
     f"show {'x' * 300}": ".?x+.*File name too long",
     "show a\x1b[2J": r"a\\x1b\[2J holds no run",
     "runs nowhere": "no runs below nowhere",
+    "plan nowhere.py": ".*nowhere.py is not a file",
     "device": ".*device; .*devices, runs, show",
     "plot x --outt y": r".*--outt.*; did you mean --out\?",
 }
@@ -160,15 +161,9 @@ def test_plan_takes_the_experiment_of_a_script(tmp_path: Path, capsys: pytest.Ca
     with pytest.raises(SystemExit):
         command(["plan", str(script), "--help"])
     assert "--largest" in capsys.readouterr().out
-    for words, given in (
-        ("nowhere.py is not a file", ["nowhere.py"]),
-        ("did you mean 'h100'", [str(script), "--for", "h10"]),
-        ("has no attribute 'experiment'", [str(tmp_path / "empty.py")]),
-    ):
-        (tmp_path / "empty.py").write_text("")
-        with pytest.raises(SystemExit):
-            command(["plan", *given])
-        assert words in capsys.readouterr().err
+    (tmp_path / "empty.py").write_text("")
+    assert "did you mean 'h100'" in shell.fails(capsys, command, "plan", script, "--for", "h10")
+    assert "has no attribute 'experiment'" in shell.fails(capsys, command, "plan", tmp_path / "empty.py")
 
 
 def test_export_takes_the_experiment_from_a_script(

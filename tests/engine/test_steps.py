@@ -32,15 +32,28 @@ def start(task: Task, optimizer: optax.GradientTransformation, batch: Batch = PO
     return init_train_state(task, optimizer, KEY, batch)
 
 
-def test_gradient_descent_by_hand() -> None:
-    step, first = make_train_step(LINE, SGD), POINTS._replace(mask=np.array([1, 0], np.float32))
-    stepped = jax.jit(lambda: [step(start(LINE, SGD), batch) for batch in (POINTS, first)])
-    (both, metrics), (one, _) = jax.device_get(stepped())
+def test_gradient_descent_and_averages_by_hand() -> None:
+    step, averaging = make_train_step(LINE, SGD), optim.with_ema(SGD, 0.5)
+
+    @jax.jit
+    def compute(points: Batch, first: Batch) -> Any:
+        state = start(LINE, averaging)
+        for _ in range(2):
+            state, _ = make_train_step(LINE, averaging)(state, points)
+        stepped = [step(start(LINE, SGD), batch) for batch in (points, first)]
+        return stepped, state.params["w"], make_evaluate_step(LINE)(state, points)
+
+    found = compute(POINTS, POINTS._replace(mask=np.array([1, 0], np.float32)))
+    ((both, metrics), (one, _)), twice, sums = jax.device_get(found)
     # d/dw is the mean of 2 (-2) 1 and 2 (-2) 2: -6; w becomes 1 + 0.1 * 6.
     assert both.params["w"] == pytest.approx(1.6, rel=1e-6)
     assert metrics == {"loss": 4.0, "mean_absolute_error": 2.0}
     # If only x = 1 counts, d/dw is 2 (-2) 1 = -4.
     assert one.params["w"] == pytest.approx(1.4, rel=1e-6)
+    # From 1.6 errors -1.4, -0.8 have the slope -1.4 - 1.6 = -3, to 1.9.
+    assert twice == pytest.approx(1.9, rel=1e-6)
+    # Weighted 1/2 and 1: (0.8 + 1.9) / 1.5 = 1.8, where the errors are -1.2 and -0.4: squares 1.44 + 0.16.
+    assert sums == pytest.approx({"loss": 1.6, "mean_absolute_error": 1.6, "count": 2.0}, rel=1e-5)
 
 
 def test_one_step_is_a_program_without_a_loop() -> None:
@@ -58,9 +71,15 @@ def test_step_is_counted_and_keys_stay_apart() -> None:
     noise = tasks.regression(
         (lambda key, inputs: {"w": jax.random.uniform(key)}, lambda params, inputs: params["w"] * inputs)
     )
-    step, states = jax.jit(make_train_step(noise, SGD)), [jax.jit(lambda: start(noise, SGD))()]
-    for _ in range(3):
-        states.append(step(states[-1], POINTS)[0])
+
+    @jax.jit
+    def compute() -> list[TrainState]:
+        states = [start(noise, SGD)]
+        for _ in range(3):
+            states.append(make_train_step(noise, SGD)(states[-1], POINTS)[0])
+        return states
+
+    states = compute()
     assert [int(state.step) for state in states] == [0, 1, 2, 3]
     assert {state.step.dtype.name for state in states} == {"int32"}
     keys = [jax.random.key_data(state.key).tolist() for state in states]
@@ -116,25 +135,26 @@ def assert_near(found: Any, expected: Any, tolerance: float) -> None:
 
 
 def test_padding_counts_in_no_batch_statistics() -> None:
-    task, (alone, padded) = tasks.classification(Normed()), row_batches()
+    task, by_flax = tasks.classification(Normed()), tasks.classification(Normed(flax=True))
+    narrow = tasks.classification(Normed(), policy=Policy(compute="bfloat16"))
+    step = make_train_step(task, SGD)
 
     @jax.jit
-    def step_alone() -> Any:
+    def compute(alone: Batch, padded: Batch) -> Any:
         state = start(task, SGD, alone)
-        return state, make_train_step(task, SGD)(state, alone)
+        two = jax.tree.map(lambda rows: jnp.stack([rows, rows]), padded)
+        found = {
+            "padded": step(state, padded),
+            "by Flax": make_train_step(by_flax, SGD)(state, padded),
+            "narrow": make_train_step(narrow, SGD)(state, padded),
+            "member": jax.tree.map(lambda leaf: leaf[1], jax.vmap(step, (None, 0))(state, two)),
+        }
+        return state, step(state, alone), found, step(state, padded._replace(mask=jnp.zeros(8)))
 
-    state, expected = step_alone()
-    step = jax.jit(make_train_step(task, SGD))
-    assert_near(step(state, padded), expected, 1e-5)
-    by_flax = jax.jit(make_train_step(tasks.classification(Normed(flax=True)), SGD))
-    assert_near(by_flax(state, padded), expected, 1e-5)
-    narrow = jax.jit(make_train_step(tasks.classification(Normed(), policy=Policy(compute="bfloat16")), SGD))
-    assert_near(narrow(state, padded), expected, 2e-2)
-    members = jax.jit(jax.vmap(make_train_step(task, SGD), (None, 0)))
-    two = jax.device_get(members(state, jax.tree.map(lambda rows: np.stack([rows, rows]), padded)))
-    assert_near(jax.tree.map(lambda leaf: leaf[1], two), expected, 1e-5)
+    state, expected, found, (after, metrics) = compute(*row_batches())
+    for name, result in found.items():
+        assert_near(result, expected, 2e-2 if name == "narrow" else 1e-5)
     # A batch of padding alone changes nothing.
-    after, metrics = step(state, padded._replace(mask=np.zeros(8, np.float32)))
     assert_near((after.params, after.model_state), (state.params, state.model_state), 0)
     assert float(metrics["loss"]) == 0
 
@@ -257,26 +277,6 @@ def test_any_optimizer_trains_as_in_a_plain_loop(name: str) -> None:
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     assert losses[-1] < losses[0]
-
-
-# Evaluation.
-
-
-def test_evaluation_uses_averaged_parameters() -> None:
-    # One step leads from 1 to 1.6 as above; from there errors -1.4, -0.8 have the slope -1.4 - 1.6 = -3, to 1.9.
-    # Weighted 1/2 and 1: (0.8 + 1.9) / 1.5 = 1.8, where the errors are -1.2 and -0.4: squares 1.44 + 0.16.
-    optimizer = optim.with_ema(SGD, 0.5)
-    step = make_train_step(LINE, optimizer)
-
-    def train() -> Any:
-        state = start(LINE, optimizer)
-        for _ in range(2):
-            state, _ = step(state, POINTS)
-        return state.params["w"], make_evaluate_step(LINE)(state, POINTS)
-
-    w, sums = jax.device_get(jax.jit(train)())
-    assert w == pytest.approx(1.9, rel=1e-6)
-    assert sums == pytest.approx({"loss": 1.6, "mean_absolute_error": 1.6, "count": 2.0}, rel=1e-5)
 
 
 def test_dropout_depends_on_key_and_step_and_is_off_in_evaluation() -> None:

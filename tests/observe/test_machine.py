@@ -39,14 +39,11 @@ def test_description_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(json.dumps(described)) == described and described["backend"] == PLATFORM
     assert [device["id"] for device in described["devices"]] == [d.id for d in jax.devices()]
     assert described["versions"]["jax"] == jax.__version__
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5}, raising=False)
+    assert describe_devices()["cpu_count"] == 2, "those of this process"
     monkeypatch.setattr(jax, "devices", raise_no_backend)
     with pytest.raises(ConfigError, match="Unable to initialize backend 'cuda'"):  # in one line
         describe_devices()
-
-
-def test_cpu_count_is_that_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5}, raising=False)
-    assert describe_devices()["cpu_count"] == 2
 
 
 def test_missing_gpu_has_a_reason(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

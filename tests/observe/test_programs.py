@@ -142,19 +142,18 @@ OWN, PLAIN = jn.nn.Conv(2, (3, 3)), linen.Conv(2, (3, 3))
 VARIABLES = jax.eval_shape(PLAIN.init, jax.random.key(0), X)
 
 
-def scanned(apply: Callable[..., Any], variables: Any, x: jax.Array) -> jax.Array:
-    return jax.lax.scan(lambda carry, _: (apply(variables, carry), None), x, length=3)[0]
+def scanned(apply: Callable[..., Any], scope: str) -> Callable[..., Any]:
+    def function(variables: Any, x: jax.Array) -> jax.Array:
+        with jax.named_scope(scope):
+            return jax.lax.scan(lambda carry, _: (apply(variables, carry), None), x, length=3)[0]
 
-
-def scanned_within(variables: Any, x: jax.Array) -> jax.Array:
-    with jax.named_scope("jaxnn.convolution.mine"):
-        return scanned(PLAIN.apply, variables, x)
+    return function
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "remat": jax.checkpoint(jax.jit(OWN.apply)),
-    "scan": partial(scanned, OWN.apply),
-    "scan within the scope": scanned_within,
+    "scan": scanned(OWN.apply, "mine"),
+    "scan within the scope": scanned(PLAIN.apply, "jaxnn.convolution.mine"),
     "vmap": lambda variables, x: jax.vmap(OWN.apply, (None, 0))(variables, jnp.stack([x, x]))[0],
 }
 
