@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import sys
@@ -39,13 +40,10 @@ def run(count: int, *flags: object, devices: int = 1) -> list[processes.Done]:
     return done
 
 
-def fit(num_steps: int = 60, **options: Any) -> jn.Run:
+def fit(num_steps: int, *where: Path, **options: Any) -> jn.Run:
     """The same run in this process, on one device unless more are given."""
-    names, values = several.FLAGS[::2], several.FLAGS[1::2]
-    cadences = {str(name)[2:].replace("-", "_"): value for name, value in zip(names, values, strict=True)}
-    where = {} if "run_dir" in options or "resume" in options else {"record": False}
-    how = cadences if "resume" not in options else {}
-    return jn.fit(several.experiment.replace(num_steps=num_steps), progress="none", **how, **where, **options)
+    how = {str(flag)[2:].replace("-", "_"): value for flag, value in itertools.batched(several.FLAGS, 2)}
+    return tiny.fit(several.experiment.replace(num_steps=num_steps), *where, **how, **options)
 
 
 def reported(path: Path) -> list[dict[str, Any]]:
@@ -61,7 +59,7 @@ def steps_of(path: Path) -> list[int]:
 
 def test_any_number_of_processes_resumes_a_run_as_one_trains_it_and_one_of_them_records(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    fit(20, run_dir=path, devices=2, strategy="fsdp")
+    fit(20, path, devices=2, strategy="fsdp")
     done = run(2, "--resume", path, "--devices", "all", "--strategy", "pmap", "--num-steps", 40, devices=2)
     facts = tiny.read(path)
     assert facts["status"] == "finished" and facts["layout"] == {"strategy": "pmap", "mesh": {"data": 4}}
@@ -97,38 +95,7 @@ def test_signal_to_one_process_stops_all_at_one_step_to_resume_from_bitwise(tmp_
     chex.assert_trees_all_equal(jn.load_checkpoint(path)["params"], jn.load_checkpoint(undisturbed)["params"])
 
 
-# What differs in process 1, as a field of the experiment.
-DIFFERENCES = {
-    "learning_rate": "config=tiny.Config(learning_rate=0.2, num_steps=60)",
-    "the program of a step": "optimizer=lambda config: optax.adam(0.02)",
-    "the data": "data=lambda _: jn.data.arrays(train=tiny.points(37, 2), test=tiny.points(23, 1))",
-}
-FIT = """
-import dataclasses, optax
-from tests import several, tiny
-
-def fit(**other):
-    mine = dataclasses.replace(several.experiment, **other if rank else {})
-    jn.fit(mine, strategy="data", run_dir=RUN, progress="none")
-"""
-
-
-def test_processes_with_another_config_code_or_data_are_refused(tmp_path: Path) -> None:
-    *first, last = DIFFERENCES.values()
-    code = f"RUN = {str(tmp_path / 'run')!r}{FIT}"
-    code += "".join(f"\nsay(error_of(lambda: fit({difference})))" for difference in first) + f"\nfit({last})"
-    done = processes.run(code, seconds=SECONDS)
-    assert [process.status for process in done] == [2, 2], done
-    for process in done:
-        # A process that ends before the other has heard of it reports it for both.
-        for name, line in zip(DIFFERENCES, [*processes.words(process.out), process.err], strict=True):
-            what = "config" if name == "learning_rate" else "code or data"
-            assert f"process 1 was started with another {what} ({name} is" in line
-            assert line.count(" in process 0") == 1, "what is the same is listed"
-    assert not (tmp_path / "run").exists()
-
-
-# --- states that are saved by hand ---
+# --- states that are saved by hand, and runs that do not fit together ---
 
 # Arrays that are sharded, replicated, and on the host, and differ with ``number``.
 STATE = """
@@ -158,19 +125,42 @@ for name, wanted in state(1).items():
 say(error_of(jn.save_checkpoint, f"{FOLDER}/0", state(0)))
 say(error_of(jn.save_checkpoint, f"{FOLDER}/new", {"a": {"b": jax.numpy.ones(2)}}))
 # Orbax has written, and the sums cannot be.
-os.fsync = full
+fsync, os.fsync = os.fsync, full
 say(error_of(jn.save_checkpoint, f"{FOLDER}/late", state(0)))
+os.fsync = fsync
+"""
+# What differs in process 1, as a field of the experiment.
+DIFFERENCES = {
+    "learning_rate": "config=tiny.Config(learning_rate=0.2, num_steps=60)",
+    "the program of a step": "optimizer=lambda config: optax.adam(0.02)",
+    "the data": "data=lambda _: jn.data.arrays(train=tiny.points(37, 2), test=tiny.points(23, 1))",
+}
+FIT = """
+import dataclasses, optax
+from tests import several, tiny
+
+def fit(**other):
+    mine = dataclasses.replace(several.experiment, **other if rank else {})
+    jn.fit(mine, strategy="data", run_dir=f"{FOLDER}/run", progress="none")
 """
 
 
-def test_two_processes_save_one_state_and_report_the_same_errors(tmp_path: Path) -> None:
-    done = processes.run(f"FOLDER = {str(tmp_path)!r}\n{STATE}", devices=2)
-    assert [(process.status, process.err) for process in done] == [(0, ""), (0, "")], done
-    for rank, process in enumerate(done):
-        taken, local, late = processes.words(process.out)
+def test_two_processes_save_one_state_and_report_the_same_errors_and_differences(tmp_path: Path) -> None:
+    *first, last = DIFFERENCES.values()
+    code = f"FOLDER = {str(tmp_path)!r}\n{STATE}{FIT}"
+    code += "".join(f"\nsay(error_of(lambda: fit({difference})))" for difference in first) + f"\nfit({last})"
+    done = processes.run(code, devices=2, seconds=SECONDS)
+    assert [process.status for process in done] == [2, 2], done
+    for process in done:
+        taken, local, late, *differences = processes.words(process.out)
         assert taken == f"RecordError: {tmp_path}/0 exists already: choose a new path, or delete it first."
-        assert f"cannot save a.b to {tmp_path}/new: it is only on devices of process {rank}; shard or" in local
+        assert f"cannot save a.b to {tmp_path}/new: it is only on devices of process {process.rank}; shard or" in local
         assert late.startswith(f"RecordError: {tmp_path}/late cannot be written (No space left on device): free disk")
+        # A process that ends before the other has heard of it reports it for both.
+        for name, line in zip(DIFFERENCES, [*differences, process.err], strict=True):
+            what = "config" if name == "learning_rate" else "code or data"
+            assert f"process 1 was started with another {what} ({name} is" in line
+            assert line.count(" in process 0") == 1, "what is the same is listed"
     assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
     saved = {name: np.asarray(value).tolist() for name, value in jn.load_checkpoint(tmp_path / "1").items()}
     assert saved == {"sharded": [1, 2, 3, 4], "same": [1, 1], "host": [1, 1, 1], "number": 1}
@@ -220,11 +210,12 @@ def test_streams_train_as_in_one_process_and_each_reads_its_rows(tmp_path: Path)
     order = jn.data.batch_indices(0, np.arange(NUM_STEPS * 2), SIZES["train"], BATCH_SIZE)
     batches = np.arange(SIZES["val"]).reshape(-1, BATCH_SIZE)
     here = "import json\nfrom tests.parallel import test_distributed_training as here\n"
-    for strategy in ("fsdp", "pmap"):
-        done = processes.run(f"{here}say(json.dumps(here.streamed({str(tmp_path)!r}, {strategy!r})))")
-        assert [(process.status, process.err) for process in done] == [(0, "")] * 2, done
-        for rank, process in enumerate(done):
-            found, opened = json.loads(process.out.splitlines()[-1])
+    each = f"for strategy in ('fsdp', 'pmap'): say(json.dumps(here.streamed({str(tmp_path)!r}, strategy)))"
+    done = processes.run(here + each, seconds=SECONDS)
+    assert [(process.status, process.err) for process in done] == [(0, "")] * 2, done
+    for rank, process in enumerate(done):
+        for strategy, line in zip(("fsdp", "pmap"), processes.words(process.out), strict=True):
+            found, opened = json.loads(line)
             assert found == [pytest.approx(line, rel=1e-5) for line in expected]
             local = slice(None) if strategy == "pmap" else slice(4 * rank, 4 * rank + 4)
             # The first examples are read for their shapes.
