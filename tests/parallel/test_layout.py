@@ -145,29 +145,26 @@ two_axes = STRATEGIES["data"]._replace(name="two_axes", batch_spec=lambda mesh: 
 chooser = STRATEGIES["data"]._replace(name="chooser", choose=lambda mesh, shapes: zero1)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "mesh"), [(by_hand, "data=2"), pytest.param(two_axes, "data=2,more=2", marks=pytest.mark.slow)]
-)
-def test_own_strategy_trains_as_one_device_does(strategy: Strategy, mesh: str) -> None:
-    run = tiny.fit(wide(), strategy=strategy, mesh=mesh)
-    assert run.summary.metrics == expected()
-    assert run._trainer.programs.layout.strategy is strategy
+@pytest.mark.slow
+def test_batches_sharded_along_two_axes_train_as_on_one_device() -> None:
+    assert tiny.fit(wide(), strategy=two_axes, mesh="data=2,more=2").summary.metrics == expected()
 
 
-def test_own_strategy_is_chosen_recorded_and_resumed_on_other_devices(tmp_path: Path) -> None:
-    tiny.fit(wide(num_steps=10), tmp_path, strategy=chooser, devices=2)
+def test_own_strategies_are_chosen_recorded_and_resumed_and_train_as_on_one_device(tmp_path: Path) -> None:
+    run = tiny.fit(wide(num_steps=10), tmp_path, strategy=chooser, devices=2)
+    kernel, moment = (tree["out"] for tree in (run.state.params, run.state.opt_state[0].trace))
+    assert kernel.sharding.is_fully_replicated and moment.sharding.spec == P("data", None)
+    assert moment.sharding.num_devices == 2
     assert tiny.read(tmp_path)["layout"] == {"strategy": "zero1", "mesh": {"data": 2}}
     with pytest.raises(jn.ConfigError, match="strategy is 'chooser', which is unknown.*or pass the Strategy itself"):
         tiny.fit(wide(), resume=tmp_path)
-    tiny.fit(wide(num_steps=15), resume=tmp_path, strategy=f"{__name__}:zero1", devices=4)
+    tiny.fit(wide(num_steps=15), resume=tmp_path, strategy=f"{__name__}:by_hand", devices=4)
     # A path is recorded, and found again.
     run = tiny.fit(wide(), resume=tmp_path)
     assert run.summary.metrics == expected()
-    kernel, moment = (tree["out"] for tree in (run.state.params, run.state.opt_state[0].trace))
-    assert kernel.sharding.is_fully_replicated and moment.sharding.spec == P("data", None)
-    assert moment.sharding.num_devices == 4
+    assert run._trainer.programs.layout.strategy.name == "by_hand" and run._trainer.programs.layout.num_devices == 4
     assert [resumed["changed"] for resumed in tiny.read(tmp_path)["resumed"]] == [
-        ["the layout zero1 data=2 → zero1 data=4", "num_steps 10 → 15"],
+        ["the layout zero1 data=2 → by_hand data=4", "num_steps 10 → 15"],
         ["num_steps 15 → 20"],
     ]
 

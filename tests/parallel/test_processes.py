@@ -21,8 +21,13 @@ from tests import processes, shell, tiny
 
 COMPUTE = "while True: total(1.0)"
 WAIT = "time.sleep(60)"
-# Polls process 0 without end, and computes nothing.
-POLL = "vote = StopVote()\nfor window in range(6000): vote.poll(window, False), time.sleep(0.01)"
+# Process 1 polls process 0 without end; the others wait, and none computes.
+POLL = f"""
+vote = StopVote()
+for window in range(6000 if rank == 1 else 0):
+    vote.poll(window, False), time.sleep(0.01)
+{WAIT}
+"""
 READY = "total(1.0)\nsay('here')\n"
 
 
@@ -108,23 +113,6 @@ def test_two_processes_share_devices_and_decisions() -> None:
     assert [stop for _, stop in stops] == [13 if asked is None else asked + 2 for asked, _ in stops]
 
 
-@pytest.mark.slow
-def test_four_processes_wait_for_each_other_and_name_who_is_late() -> None:
-    code = """
-since = time.monotonic()
-time.sleep(0.2 * rank)
-all_agree("together", {})
-say(time.monotonic() - since >= 0.5)
-time.sleep(1.5 * (rank == 2))
-say(error_of(all_agree, "apart", {}, 0.5))
-"""
-    proxies = {f"{kind}_proxy": "http://127.0.0.1:9" for kind in ("http", "https", "grpc")}
-    for rank, (waited, missed) in enumerate(output(processes.run(code, 4, **proxies))):
-        assert waited == "True"
-        late = "process 2 came too late (apart): the others waited 0.5 s for it"
-        assert (late if rank == 2 else f"process {rank} waited 0.5 s for all (apart), and process 2 did not") in missed
-
-
 # --- lost processes and errors ---
 
 
@@ -135,19 +123,29 @@ def survivors(done: list[processes.Done], killed: int) -> list[processes.Done]:
     return others
 
 
+# Process 2 comes too late.
+LATE = """
+since = time.monotonic()
+time.sleep(0.3 * rank)
+all_agree("together", {})
+say(time.monotonic() - since >= 0.5)
+time.sleep(1.5 * (rank == 2))
+say(error_of(all_agree, "apart", {}, 0.5))
+"""
 # Most of these wait until their processes are ended from beside a main thread that waits: so they run side by side.
-KILLED = [(2, 1, COMPUTE), (2, 0, POLL), (3, 0, WAIT)]
+KILLED = [(2, 1, READY + COMPUTE), (3, 0, LATE + READY + POLL)]
+PROXIES = {f"{kind}_proxy": "http://127.0.0.1:9" for kind in ("http", "https", "grpc")}
 # No one reads what process 1 prints.
 DEAF = "ends = os.pipe()\nos.close(ends[0])\nos.dup2(ends[1], 1)\nos.dup2(ends[1], 2)"
 SILENT = f"{READY}if rank == 1:\n{textwrap.indent(DEAF, '    ')}\n{COMPUTE}"
 
 
 @pytest.mark.slow
-def test_lost_process_is_named_by_the_others_which_end_resumably() -> None:
+def test_late_and_lost_processes_are_named_by_the_others_which_end_resumably() -> None:
     hint = "set_resume_hint('resume with --resume runs/x')\n"
     with contextlib.ExitStack() as stack:
         cases = [
-            (stack.enter_context(processes.start(f"{hint}{READY}{code}", count)), killed)
+            (stack.enter_context(processes.start(f"{hint}{code}", count, **PROXIES)), killed)
             for count, killed, code in KILLED
         ]
         silent = stack.enter_context(processes.start(SILENT, 3, flags={"lost_after": 4.0}))
@@ -157,9 +155,15 @@ def test_lost_process_is_named_by_the_others_which_end_resumably() -> None:
         for running, killed in cases:
             running.signal(killed)
         for running, killed in cases:
-            for other in survivors(running.finish(), killed):
+            done = running.finish()
+            for other in survivors(done, killed):
                 assert other.err.startswith(f"error: process {killed} on ")
                 assert other.err.endswith(" is gone (its connection closed): resume with --resume runs/x.\n")
+        for process in done:
+            waited, missed, _ = processes.words(process.out)
+            others = f"process {process.rank} waited 0.5 s for all (apart), and process 2 did not"
+            late = "process 2 came too late (apart): the others waited 0.5 s for it"
+            assert waited == "True" and (late if process.rank == 2 else others) in missed
         for process in silent.processes[:2]:
             process.wait(30)
         silent.signal(2)
@@ -195,28 +199,24 @@ def test_error_or_signal_of_one_process_ends_all_with_its_status() -> None:
 
 # --- flags and clusters ---
 
-FLAGS = ["--coordinator", "node:1", "--num-processes", "2", "--process-id", "0"]
+FLAGS = "--coordinator node:1 --num-processes 2 --process-id"
+WRONG_FLAGS = {
+    "--distributed": "no cluster started this process; .*SLURM .*Open MPI.*Kubernetes.*Cloud TPU.*--coor",
+    f"--distributed {FLAGS} 0": "--distributed detects the values of --coordinator .*: give either it or them",
+    "--coordinator node:1": "--num-processes and --process-id must be given too: --coordinator HOST:PORT",
+    f"{FLAGS} 2": "process_id is 2, and must be one of 0 to 1",
+    f"{FLAGS} 0 --coordinator node": "coordinator is 'node', and must be HOST:PORT",
+    f"{FLAGS} 0 --start-timeout 0": "start_timeout is 0.0 seconds, and must be more than 0",
+    "sweep --seed 0 1 --distributed": "--distributed .*one run .*--shard I/N",
+    "plan --process-id=1": "--process-id .*plan is for one",
+}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--distributed"], "no cluster started this process; .*SLURM .*Open MPI.*Kubernetes.*Cloud TPU.*--coor"),
-        (["--distributed", *FLAGS], "--distributed detects the values of --coordinator .*: give either it or them"),
-        (FLAGS[:2], "--num-processes and --process-id must be given too: --coordinator HOST:PORT"),
-        ([*FLAGS[:5], "2"], "process_id is 2, and must be one of 0 to 1"),
-        ([*FLAGS, "--coordinator", "node"], "coordinator is 'node', and must be HOST:PORT"),
-        ([*FLAGS, "--start-timeout", "0"], "start_timeout is 0.0 seconds, and must be more than 0"),
-        (["sweep", "--seed", "0", "1", "--distributed"], "--distributed .*one run .*--shard I/N"),
-        (["plan", "--process-id=1"], "--process-id .*plan is for one"),
-    ],
-)
-def test_wrong_flags_are_named(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_flags_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch)
-    message = shell.fails(capsys, lambda words: jn.main(tiny.experiment(), words), *arguments)
-    assert re.search(f"^error: .*{words}", message), message
+    for flags, words in WRONG_FLAGS.items():
+        message = shell.fails(capsys, lambda given: jn.main(tiny.experiment(), given), *flags.split())
+        assert re.search(f"^error: .*{words}", message), message
 
 
 def cluster(kind: str, port: int, rank: int, count: int) -> dict[str, str]:
