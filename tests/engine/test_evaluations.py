@@ -71,15 +71,17 @@ def test_metrics_that_fail_are_named_and_those_of_infinite_outputs_are_nan() -> 
 
 def test_a_sampled_loss_has_a_key_for_each_batch_the_same_each_time() -> None:
     def evaluate(params: Any, state: Any, batch: jn.Batch, key: jax.Array) -> Any:
-        noise = jax.random.uniform(key, batch.mask.shape)
-        return {"loss": (noise * batch.mask).sum(), "count": batch.mask.sum()}
+        count, noise = batch.mask.sum(), jax.random.uniform(key)
+        return {"loss": noise * count, "square": noise**2 * count, "count": count}
 
     def losses(**options: Any) -> np.ndarray:
         run = tiny.fit(experiment(TASK._replace(evaluate=evaluate)), eval_batch_size=4, eval_every=5, **options)
-        return np.array([run.final["test_loss"], run.evaluate("test")["loss"], run.final["shifted_loss"]])
+        return np.array([run.final["test_loss"], run.evaluate("test")["loss"], run.final["test_square"]])
 
-    once, again, other = losses()
-    assert once == again != other and losses(resident=False)[0] == pytest.approx(once, rel=1e-6)
+    once, again, square = losses()
+    assert once == again and losses(resident=False)[0] == pytest.approx(once, rel=1e-6)
+    # One draw for all batches would have no variance.
+    assert square - once**2 > 0.01
 
 
 def test_large_splits_are_evaluated_less_often() -> None:
