@@ -121,7 +121,7 @@ class Programs:
         for first in range(0, self.num_members, count):
             # The last few are filled up with the last member.
             rows = np.minimum(np.arange(first, first + count), self.num_members - 1)
-            states = init({name: value[rows] for name, value in self.values.items()}, *given)
+            states = init(_rows_of(dict(self.values), rows), *given)
             parts.append(to_host(states))
 
         def joined(*leaves: np.ndarray) -> np.ndarray:
@@ -195,7 +195,7 @@ class Programs:
             step=np.int32(step),
             members=with_keys(jax.tree.map(lambda leaf: leaf[rows], host.states), self.shapes),
             # As weakly typed as before, which NumPy's arrays cannot be.
-            values={name: jnp.asarray(value)[rows] for name, value in self.values.items()},
+            values=_rows_of(dict(self.values), rows),
             alive=living,
             bad_step=host.bad_step[rows],
             num_chunks=np.int32(living.any(axis=1).sum()),
@@ -309,7 +309,7 @@ class Programs:
                 return observe.lower_ahead(init, "initialise", "start", *self._init_arguments, **jit, **for_one_call())
             case ("initialise", _):
                 count = self._init_count
-                values = {name: value[np.zeros(count, np.int32)] for name, value in self.values.items()}
+                values = jax.eval_shape(_rows_of, dict(self.values), np.zeros(count, np.int32))
                 init, name = _pure.make_population_init(self.spec, count), f"initialise {count} members"
                 return observe.lower_ahead(init, name, "start", values, *self._init_arguments, **for_one_call())
             case ("train", shape, num_steps):
@@ -376,6 +376,12 @@ class Programs:
             resident = self.spec.feed.resident
             self._pieces[split, count] = evaluation_pieces(source, count, self.eval_batch_size, resident, self.layout)
         return self._pieces[split, count]
+
+
+@jax.jit
+def _rows_of(values: dict[str, jax.Array], rows: jax.Array) -> dict[str, jax.Array]:
+    """The values of some members; one program for all fields."""
+    return {name: value[rows] for name, value in values.items()}
 
 
 def for_one_call() -> dict[str, Any]:

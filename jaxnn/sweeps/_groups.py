@@ -60,10 +60,15 @@ def traced_values(experiments: Sequence[Experiment[Any]], names: Iterable[str]) 
 
     def stacked(name: str) -> jax.Array:
         values = np.array([operator.attrgetter(name)(one.config) for one in experiments])
-        # Only a weakly typed array stays one: NumPy's are not.
-        return jnp.asarray(values, jnp.uint32) if name == "seed" else jnp.full(len(values), 0.0).at[:].set(values)
+        return jnp.asarray(values.astype(np.uint32)) if name == "seed" else _weakly_typed(values)
 
     return {name: stacked(name) for name in names}
+
+
+@jax.jit
+def _weakly_typed(values: jax.Array) -> jax.Array:
+    # Only a weakly typed array stays one: NumPy's are not.
+    return jnp.full(values.shape, 0.0).at[:].set(values)
 
 
 def with_values(experiment: Experiment[Any], values: Mapping[str, Any]) -> Experiment[Any]:
