@@ -1,7 +1,5 @@
 """A checkpoint is complete or absent, and damage to it is found and named before it is read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -11,32 +9,20 @@ import subprocess
 import threading
 from pathlib import Path
 
-import chex
-import jax
-import jax.numpy as jnp
-import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 import jaxnn as jn
 from jaxnn.record import Checkpoints, find_damage
-from jaxnn.types import RecordError, TrainState
+from jaxnn.types import RecordError
+from tests.record.files import assert_equal, flip, make_state
 
 SUMS_FILE = "SHA256SUMS"
 CHANGED = "has other bytes than were saved"
 
 
-def make_state(step: int) -> TrainState:
-    params = {"kernel": np.full((2, 3), 0.1 + step, np.float32), "bias": np.zeros(3, jnp.bfloat16)}
-    arrays = TrainState(np.int32(step), params, {}, {"mean": np.ones(3, np.float32)}, np.uint32(7))
-    return jax.tree.map(jnp.asarray, arrays)
-
-
 def files_of(checkpoint: Path) -> list[str]:
     return sorted(path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file())
-
-
-def names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +41,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copy(saved: Path, tmp_path: Path) -> Path:
     """A copy of the checkpoints, to be damaged."""
     return Path(shutil.copytree(saved, tmp_path / "checkpoints"))
-
-
-def flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
 
 
 def test_sha256sum_checks_a_checkpoint(saved: Path) -> None:
@@ -107,7 +87,7 @@ def test_newest_undamaged_checkpoint_is_restored_and_damaged_ones_are_moved(copy
     assert checkpoints.best() == 3, "damaged metrics hide other checkpoints"
     restored = checkpoints.restore_newest(make_state(0))
     assert restored is not None and restored.step == 1
-    chex.assert_trees_all_equal(restored.state, make_state(1))
+    assert_equal(restored.state, make_state(1))
     assert restored.damaged == [
         (3, f"its file default/_METADATA {CHANGED}"),
         (2, "its file checkpoint.json is missing"),
@@ -146,12 +126,11 @@ def test_unfinished_checkpoint_is_absent_and_older_ones_stay(
     def refuse(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    def refused_name(path: Path, target: Path) -> Path:
-        return refuse() if path.name == "4.unfinished" else rename(path, target)  # type: ignore[return-value]
+    def refused_name(path: Path, target: Path) -> None:
+        (refuse if path.name == "4.unfinished" else rename)(path, target)
 
     def refused_sync(descriptor: int) -> None:
-        name = os.readlink(f"/proc/self/fd/{descriptor}")
-        refuse() if name.endswith(SUMS_FILE) else sync(descriptor)
+        (refuse if os.readlink(f"/proc/self/fd/{descriptor}").endswith(SUMS_FILE) else sync)(descriptor)
 
     checkpoints = Checkpoints(copy, keep_last=1, keep_best=0)
     with monkeypatch.context() as patched:
@@ -160,7 +139,7 @@ def test_unfinished_checkpoint_is_absent_and_older_ones_stay(
         assert checkpoints.steps() == [1, 2, 3], "older ones were removed before the new one was complete"
         with pytest.raises(RecordError, match=r"step 4 could not be written to .* \(Input/output error\): .* intact"):
             checkpoints.wait()
-    assert names_in(copy) == ["1", "2", "3"], "half a checkpoint was left"
+    assert sorted(os.listdir(copy)) == ["1", "2", "3"], "half a checkpoint was left"
     checkpoints.save(4, make_state(4), {})
     checkpoints.close()
     assert Checkpoints(copy).steps() == [4]
@@ -189,8 +168,6 @@ def test_name_comes_after_sums_and_goes_before_files(copy: Path, monkeypatch: py
 
 
 def test_remnants_of_a_killed_process_are_ignored_and_cleared(copy: Path) -> None:
-    import orbax.checkpoint as ocp
-
     for name in ("4.unfinished", "5.unfinished.orbax-checkpoint-tmp", "2.removed", "damaged/9"):
         shutil.copytree(copy / "3", copy / name)
     (copy / "2.removed" / SUMS_FILE).unlink()
@@ -203,8 +180,8 @@ def test_remnants_of_a_killed_process_are_ignored_and_cleared(copy: Path) -> Non
     checkpoints.save(4, make_state(4), {})
     checkpoints.save(3, make_state(30), {})  # a step with a checkpoint keeps the one it has
     checkpoints.close()
-    assert names_in(copy) == ["2", "3", "4", "damaged"]
-    chex.assert_trees_all_equal(jn.load_checkpoint(copy / "3", make_state(0)), make_state(3))
+    assert sorted(os.listdir(copy)) == ["2", "3", "4", "damaged"]
+    assert_equal(jn.load_checkpoint(copy / "3", make_state(0)), make_state(3))
 
 
 def test_reading_does_not_disturb_a_save_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +199,7 @@ def test_reading_does_not_disturb_a_save_under_way(tmp_path: Path, monkeypatch: 
     checkpoints.save(2, make_state(2), {})
     other = Checkpoints(tmp_path)
     assert other.steps() == [1] and other.best() == 1
-    chex.assert_trees_all_equal(jn.load_checkpoint(tmp_path / "1", make_state(0)), make_state(1))
+    assert_equal(jn.load_checkpoint(tmp_path / "1", make_state(0)), make_state(1))
     resume.set()
     checkpoints.close()
     assert other.steps() == [1, 2] and find_damage(tmp_path / "2") is None

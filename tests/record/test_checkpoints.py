@@ -1,6 +1,4 @@
-"""Saved states are loaded with the same bits, under any layout; misfits are named; plain Orbax reads them."""
-
-from __future__ import annotations
+"""Saved states and weights are loaded with the same bits, under any layout; misfits are named."""
 
 import functools
 import math
@@ -12,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -20,28 +19,7 @@ from jaxnn.parallel import make_layout
 from jaxnn.record import Checkpoints
 from jaxnn.types import RecordError, TrainState
 from tests import shell
-
-
-def make_state(step: int = 0, width: int = 3) -> TrainState:
-    params = {
-        "kernel": np.full((2, width), 0.1 + step, np.float32),
-        "bias": np.zeros(width, jnp.bfloat16),
-        "square": np.arange(1024, dtype=np.float32).reshape(32, 32) + step,
-    }
-    opt_state = (np.int32(step), {}, {"mean": {**params, "kernel": np.full((2, width), np.nan, np.float32)}})
-    arrays = TrainState(np.int32(step), params, {}, opt_state, 0)
-    return jax.tree.map(jnp.asarray, arrays)._replace(key=jax.random.key(7))
-
-
-def assert_equal(found: Any, expected: Any) -> None:
-    """The same tree of the same bits in the same dtypes."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert left.dtype == right.dtype
-        if jnp.issubdtype(left.dtype, jax.dtypes.prng_key):
-            left, right = jax.random.key_data(left), jax.random.key_data(right)
-        np.testing.assert_array_equal(np.asarray(left, np.float64), np.asarray(right, np.float64))
-
+from tests.record.files import assert_equal, make_state
 
 OPTIMIZERS = {
     "chain with a schedule": optax.chain(optax.clip(1.0), optax.sgd(optax.linear_schedule(1.0, 0.0, 9), 0.9)),
@@ -144,8 +122,6 @@ def test_documented_recipe_reads_on_one_device_what_four_saved(run_dir: Path) ->
 
 
 def test_plain_orbax_reads_both_kinds(run_dir: Path, tmp_path: Path) -> None:
-    import orbax.checkpoint as ocp
-
     step = len(LAYOUTS) - 1
     state = make_state(step)
     jn.save_checkpoint(tmp_path / "state", state)
@@ -208,21 +184,6 @@ def test_errors_name_the_path_and_the_fix(tmp_path: Path, monkeypatch: pytest.Mo
 # --- which checkpoints are kept ---
 
 
-def kept(directory: Path, losses: list[float | None], **options: Any) -> tuple[list[int], int | None]:
-    """Which of steps 1, 2, … with these losses are kept, and which is best."""
-    checkpoints = Checkpoints(directory, monitor="test_loss", **options)
-    assert checkpoints.best() is None
-    state = TrainState(np.int32(0), {"w": np.zeros(2)}, {}, {}, np.int32(0))
-    for step, value in enumerate(losses, start=1):
-        checkpoints.save(step, state, {"train_loss": -float(step)} | ({} if value is None else {"test_loss": value}))
-    checkpoints.wait()
-    found = checkpoints.steps(), checkpoints.best()
-    checkpoints.close()
-    reopened = Checkpoints(directory, monitor="test_loss", **options)
-    assert (reopened.steps(), reopened.best()) == found, "the best is unknown after reopening"
-    return found
-
-
 LOSSES = [5.0, 1.0, 3.0, 2.0, 4.0]
 
 
@@ -241,7 +202,14 @@ LOSSES = [5.0, 1.0, 3.0, 2.0, 4.0]
 def test_last_and_best_are_kept_and_unmeasured_ones_are_never_best(
     tmp_path: Path, losses: list[float | None], options: dict[str, Any], steps: list[int], best: int
 ) -> None:
-    assert kept(tmp_path, losses, **options) == (steps, best)
+    checkpoints = Checkpoints(tmp_path, monitor="test_loss", **options)
+    assert checkpoints.best() is None
+    state = TrainState(np.int32(0), {"w": np.zeros(2)}, {}, {}, np.int32(0))
+    for step, value in enumerate(losses, start=1):
+        checkpoints.save(step, state, {"train_loss": -float(step)} | ({} if value is None else {"test_loss": value}))
+    checkpoints.close()
+    for opened in (checkpoints, Checkpoints(tmp_path, monitor="test_loss", **options)):
+        assert (opened.steps(), opened.best()) == (steps, best)
 
 
 def test_save_copies_before_its_buffers_are_donated(tmp_path: Path) -> None:
@@ -261,3 +229,47 @@ def test_save_copies_before_its_buffers_are_donated(tmp_path: Path) -> None:
     for step in checkpoints.steps():
         for leaf in jax.tree.leaves(jn.load_checkpoint(tmp_path / "run" / str(step))):
             np.testing.assert_array_equal(leaf, np.full(leaf.shape, step, leaf.dtype))
+
+
+# --- weights ---
+
+
+def test_weights_keep_names_shapes_dtypes_and_bytes(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors", reason="weights need jaxnn[safetensors]")
+    sharding = jax.NamedSharding(jax.make_mesh((4,), ("data",)), P("data"))
+    weights = {
+        "Dense_0": {"kernel": np.arange(6).astype(jnp.bfloat16).reshape(2, 3).T, "bias": np.float16([1, np.nan])},
+        "scale": np.float32(3),
+        "table": jax.device_put(np.arange(8, dtype=np.int32), sharding),
+        "order": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    }
+    jn.save_weights(tmp_path / "w.safetensors", weights)
+    found = jn.load_weights(tmp_path / "w.safetensors")
+    written = [
+        jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, np.asarray(leaf).tobytes()), tree)
+        for tree in (found, weights)
+    ]
+    assert written[0] == written[1]
+    with safetensors.safe_open(tmp_path / "w.safetensors", "np") as file:
+        assert sorted(file.keys()) == ["Dense_0.bias", "Dense_0.kernel", "order", "scale", "table"]
+
+
+def test_what_is_no_weights_is_named(tmp_path: Path) -> None:
+    save = pytest.importorskip("safetensors.numpy", reason="weights need jaxnn[safetensors]").save_file
+    for wrong in ({"a.b": np.ones(1)}, [np.ones(1)], np.ones(1), {1: {"b": [np.ones(1)]}}):
+        with pytest.raises(jn.ConfigError, match="weights must be arrays in dicts, whose keys have no dots"):
+            jn.save_weights(tmp_path / "w.safetensors", wrong)
+    narrow = np.ones(1, jnp.float8_e5m2)
+    for dtype, wrong in {"float8_e5m2": narrow, "key<fry>": jax.random.key(0), "object": None, "<U1": "w"}.items():
+        with pytest.raises(jn.ConfigError, match=f"cannot hold Dense_0.bias of dtype {dtype}: convert it"):
+            jn.save_weights(tmp_path / "w.safetensors", {"Dense_0": {"bias": wrong}})
+    with pytest.raises(jn.ConfigError, match="cannot hold __metadata__"):
+        jn.save_weights(tmp_path / "w.safetensors", {"__metadata__": np.ones(1)})
+    assert not any(tmp_path.iterdir())
+    (tmp_path / "torn.safetensors").write_bytes(b"torn")
+    save({"Dense.bias": narrow}, tmp_path / "float8.safetensors")
+    save({"a.b": np.ones(1), "a.b.c": np.ones(1)}, tmp_path / "both.safetensors")
+    files = dict.fromkeys(("torn", "missing", "float8"), "cannot be read as safetensors")
+    for name, words in {**files, "both": "has a tensor a.b and others below this name"}.items():
+        with pytest.raises(jn.RecordError, match=f"{name}.safetensors {words}"):
+            jn.load_weights(tmp_path / f"{name}.safetensors")

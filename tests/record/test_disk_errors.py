@@ -1,7 +1,5 @@
 """A disk that refuses writes ends a run with one clear message, about the first failure, and spoils nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -19,8 +17,6 @@ import jaxnn as jn
 from jaxnn.record import Checkpoints, Record, is_locked, open_record, read_metrics, read_run, write_json
 from jaxnn.types import RecordError, TrainState
 from tests import tiny
-
-pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 @contextlib.contextmanager
@@ -119,17 +115,30 @@ def iterate(path: Path) -> Any:
 
 def test_unwritable_last_checkpoint_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Checkpoints, "close", refuse)
-    with pytest.raises(RecordError, match="mine"):
-        tiny.fit(tiny.experiment(), tmp_path / "run")
-    facts = tiny.read(tmp_path / "run")
-    assert facts["status"] == facts["summary"]["status"] == "failed"
-    assert (tmp_path / "run" / "compiles.json").is_file()
     reports = iterate(tmp_path / "left")
     next(reports)
-    with pytest.raises(RecordError, match="mine"):
-        reports.close()
-    assert tiny.read(tmp_path / "left")["status"] == "failed"
-    assert not is_locked(tmp_path / "run") and not is_locked(tmp_path / "left")
+    for path, end in (
+        (tmp_path / "run", lambda: tiny.fit(tiny.experiment(), tmp_path / "run")),
+        (tmp_path / "left", reports.close),
+    ):
+        with pytest.raises(RecordError, match="mine"):
+            end()
+        facts = tiny.read(path)
+        assert facts["status"] == facts["summary"]["status"] == "failed" and not is_locked(path)
+        assert (path / "compiles.json").is_file()
+
+
+def test_run_that_lost_its_summary_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Record.write
+
+    def without_summary(record: Record, name: str, facts: Any) -> None:
+        refuse() if "summary" in facts else write(record, name, facts)
+
+    with monkeypatch.context() as patched, pytest.raises(RecordError, match="mine"):
+        patched.setattr(Record, "write", without_summary)
+        tiny.fit(tiny.experiment(), tmp_path / "run")
+    assert read_run(tmp_path / "run")["status"] == "interrupted"
+    assert tiny.fit(tiny.experiment(), resume=tmp_path / "run").summary.status == "finished"
 
 
 def test_first_error_is_raised_and_not_a_later_one_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,30 +154,14 @@ def test_first_error_is_raised_and_not_a_later_one_of_the_disk(tmp_path: Path, m
         (tmp_path / "full" / "metrics.jsonl").mkdir()
         with pytest.raises(RecordError, match=r"metrics\.jsonl cannot be written \(Is a directory\)"):
             next(reports)
-    with monkeypatch.context() as patched:
-        patched.setattr(Record, "report", fail)
+    path, how = tmp_path / "sweep", {"vmap_size": 2, "devices": 1, **tiny.HOW}
+    for train in (
+        lambda: tiny.fit(tiny.experiment(), tmp_path / "run"),
+        lambda: jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), run_dir=path, **how),
+    ):
+        monkeypatch.setattr(Record, "report", fail)
         with pytest.raises(ZeroDivisionError, match="of the user's code"):
-            tiny.fit(tiny.experiment(), tmp_path / "run")
-    monkeypatch.undo()
-    points, how = jn.grid(seed=[0, 1]), {"vmap_size": 2, "devices": 1, **tiny.HOW}
-    with monkeypatch.context() as patched:
-        patched.setattr(Record, "report", fail)
-        with pytest.raises(ZeroDivisionError, match="of the user's code"):
-            jn.sweep(tiny.experiment(), points, run_dir=tmp_path / "sweep", **how)
-    monkeypatch.undo()
-    assert not is_locked(tmp_path / "run") and not is_locked(tmp_path / "sweep")
-    assert jn.sweep(tiny.experiment(), resume=tmp_path / "sweep", progress="none", devices=1).status == "finished"
-
-
-def test_run_that_lost_its_summary_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = Record.write
-
-    def without_summary(record: Record, name: str, facts: Any) -> None:
-        refuse() if "summary" in facts else write(record, name, facts)
-
-    monkeypatch.setattr(Record, "write", without_summary)
-    with pytest.raises(RecordError, match="mine"):
-        tiny.fit(tiny.experiment(), tmp_path / "run")
-    monkeypatch.undo()
-    assert read_run(tmp_path / "run")["status"] == "interrupted"
-    assert tiny.fit(tiny.experiment(), resume=tmp_path / "run").summary.status == "finished"
+            train()
+        monkeypatch.undo()
+    assert not is_locked(tmp_path / "run") and not is_locked(path)
+    assert jn.sweep(tiny.experiment(), resume=path, progress="none", devices=1).status == "finished"

@@ -1,7 +1,5 @@
 """Metrics, checkpoints and facts of a record that are damaged are named, and never used silently."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -17,8 +15,7 @@ import jaxnn as jn
 from jaxnn.cli import command as main
 from jaxnn.record import rewind_metrics
 from tests import shell, swept, tiny
-
-pytestmark = pytest.mark.usefixtures("compiled_once")
+from tests.record.files import contents
 
 EVERY: dict[str, Any] = {"checkpoint_every": 10}
 
@@ -64,8 +61,7 @@ DAMAGES: dict[str, tuple[Callable[[Lines], Lines], list[int], str]] = {
 def test_metrics_are_cut_where_their_damage_begins(
     undamaged: Path, tmp_path: Path, damage: Callable[[Lines], Lines], left: list[int], words: str
 ) -> None:
-    whole = (undamaged / "metrics.jsonl").read_bytes()
-    file = tmp_path / "metrics.jsonl"
+    whole, file = (undamaged / "metrics.jsonl").read_bytes(), tmp_path / "metrics.jsonl"
     file.write_bytes(found := b"".join(damage(whole.splitlines(keepends=True))))
     noted = {"lines": 4, "sha256": hashlib.sha256(whole).hexdigest()}
     kept, digest, message = rewind_metrics(tmp_path, lambda line: 20, noted, "step 20")
@@ -77,12 +73,10 @@ def test_metrics_are_cut_where_their_damage_begins(
 
 
 def test_training_resumes_with_damaged_metrics(halved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = halved / "metrics.jsonl"
-    lines = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(b"".join([lines[0], *lines[2:]]))
+    lines = (halved / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (halved / "metrics.jsonl").write_bytes(b"".join([lines[0], *lines[2:]]))
     run = resume(halved, progress="plain")
-    assert run.metrics["step"].tolist() == [5, 15, 20, 25, 30, 35, 40]
-    assert [line["step"] for line in tiny.lines(halved)] == [5, 15, 20, 25, 30, 35, 40]
+    assert run.metrics["step"].tolist() == [line["step"] for line in tiny.lines(halved)] == [5, 15, 20, 25, 30, 35, 40]
     (message,) = tiny.read(halved)["resumed"][0]["damaged"]
     assert "metrics.jsonl" in message and "step 20" in message
     assert message in " ".join(capsys.readouterr().out.split())
@@ -120,9 +114,8 @@ def test_metrics_are_synced_before_their_checkpoint_has_its_name(
 
 def test_lines_without_their_member_are_damage(tmp_path: Path) -> None:
     (path := tmp_path / "{sweep}").mkdir()
-    (path / "metrics.jsonl").write_text(
-        '{"step": 5, "member": 0}\n{"step": 5, "mdmber": 1}\n{"step": 5, "member": 7}\n'
-    )
+    lines = '{"step": 5, "member": 0}', '{"step": 5, "mdmber": 1}', '{"step": 5, "member": 7}'
+    (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     noted = {"lines": 2, "sha256": ""}
     kept, digest, message = rewind_metrics(path, lambda line: [5, 5][line["member"]], noted, "group 1", (0, 1))
     assert kept == [{"step": 5, "member": 0}] and digest.lines == 1
@@ -134,25 +127,24 @@ def test_lines_without_their_member_are_damage(tmp_path: Path) -> None:
 # --- checkpoints ---
 
 
-@pytest.mark.parametrize("put", [shutil.copytree, lambda old, new: new.symlink_to(old)], ids=["copied", "linked"])
-def test_checkpoint_under_the_name_of_another_step_is_named_and_not_used(
-    halved: Path, put: Callable[[Path, Path], Any]
-) -> None:
+def test_checkpoint_under_the_name_of_another_step_is_named_and_not_used(halved: Path) -> None:
     folder = halved / "checkpoints"
-    put(folder / "20", folder / "30")
-    with pytest.raises(jn.RecordError, match="state of step 20"):
-        jn.load_checkpoint(folder / "30")
+    shutil.copytree(folder / "20", folder / "30")
+    (folder / "40").symlink_to(folder / "20")
+    for name in ("30", "40"):
+        with pytest.raises(jn.RecordError, match="state of step 20"):
+            jn.load_checkpoint(folder / name)
     resume(halved)
     (resumed,) = tiny.read(halved)["resumed"]
-    assert resumed["step"] == 20 and "state of step 20" in resumed["damaged"][0]
+    assert resumed["step"] == 20 and ["state of step 20" in message for message in resumed["damaged"]] == [True] * 2
 
 
 def test_run_without_the_checkpoints_that_it_saved_is_refused(halved: Path) -> None:
     shutil.rmtree(halved / "checkpoints")
-    before = {file: file.read_bytes() for file in halved.iterdir()}
+    before = contents(halved)
     with pytest.raises(jn.RecordError, match="metrics up to step 20 but no checkpoint"):
         resume(halved)
-    assert {file: file.read_bytes() for file in halved.iterdir()} == before
+    assert contents(halved) == before
 
 
 def test_run_killed_before_its_first_checkpoint_starts_again(halved: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,8 +166,8 @@ def test_run_killed_before_its_first_checkpoint_starts_again(halved: Path, capsy
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     """The record of a sweep, to be damaged."""
-    lines = [swept.member(0, {"seed": 0}, 0.5), swept.member(1, {"seed": 1}, 0.6)]
-    return swept.write(tmp_path / "sweep", lines)
+    swept.sweep(tmp_path / "sweep", {(0,): 0.5, (1,): 0.6}, "seed")
+    return tmp_path / "sweep"
 
 
 NEEDED = {
@@ -222,14 +214,10 @@ def test_curves_are_drawn_from_the_rest_of_a_record(halved: Path) -> None:
 def test_damaged_options_are_named_by_resume(halved: Path) -> None:
     facts = tiny.read(halved)
     options = {name: value for name, value in facts["options"].items() if name != "keep_last"}
-    for key, value in (
-        ("steps_per_call", 2.5),
-        ("steps_per_call", True),
-        ("steps_per_call", "8"),
-        ("options", options),
-    ):
-        (halved / "run.json").write_text(json.dumps(facts | {key: value}))
-        with pytest.raises(jn.RecordError, match="keep_last" if key == "options" else key):
+    damages = [("steps_per_call", {"steps_per_call": value}) for value in (2.5, True, "8")]
+    for words, changes in (*damages, ("keep_last", {"options": options})):
+        (halved / "run.json").write_text(json.dumps(facts | changes))
+        with pytest.raises(jn.RecordError, match=words):
             resume(halved)
 
 

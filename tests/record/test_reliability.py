@@ -1,19 +1,18 @@
 """Loading a record executes nothing; and short versions of the benchmarks that kill, damage and prolong runs."""
 
-from __future__ import annotations
-
-import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import jaxnn as jn
-from tests import shell, tiny
+from tests import processes, shell, tiny
 
 # Calls that execute loaded content, or write to paths that an archive contains.
 UNSAFE = re.compile(
@@ -43,7 +42,9 @@ def test_no_module_of_jaxnn_executes_what_it_loads() -> None:
 # Audit events report each name that is unpickled, and each shell.
 WATCHED = """
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 import numpy as np
 import jaxnn as jn
 from tests import tiny
@@ -70,42 +71,42 @@ def test_loading_a_run_and_a_state_unpickles_nothing(tmp_path: Path) -> None:
 # --- benchmarks of reliability ---
 
 BENCHMARKS = shell.ROOT / "experiments" / "benchmarks"
+CADENCES = ("--report-every", 20, "--eval-every", 40, "--checkpoint-every", 20)
 
 
 def benchmark(script: str, *words: object) -> str:
     """The output of a benchmark that succeeded."""
-    command = [sys.executable, BENCHMARKS / script, *map(str, words)]
-    environment = {**os.environ, "PYTHONPATH": str(shell.ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    with processes.started([[sys.executable, BENCHMARKS / script, *words]]) as running:
+        (done,) = running.finish(900)
+    assert done.status == 0, done.err
+    return done.out
 
 
 @pytest.mark.slow
 def test_killed_run_loses_nothing() -> None:
     output = benchmark("torture.py", "kills", "--num-kills", 6, "--num-steps", 600)
-
-    def figure(name: str) -> int:
-        found = re.search(rf"^{re.escape(name)} +(\d+)", output, re.MULTILINE)
-        assert found is not None, output
-        return int(found[1])
-
-    assert figure("kills") == 6
-    assert figure("… while a checkpoint was written") >= 1
-    assert figure("resumes seen, each from the newest complete checkpoint") >= 2
-    assert figure("runs finished, each bitwise that of an undisturbed one") >= 1
+    for words, least in (
+        ("kills", 6),
+        ("… while a checkpoint was written", 1),
+        ("resumes seen, each from the newest complete checkpoint", 2),
+        ("runs finished, each bitwise that of an undisturbed one", 1),
+    ):
+        found = re.search(rf"^{words} +(\d+)", output, re.MULTILINE)
+        assert found is not None and int(found[1]) >= least, output
 
 
 @pytest.mark.slow
-def test_run_resumes_from_the_checkpoint_before_a_damaged_one() -> None:
-    assert benchmark("torture.py", "corruption", "--most-files", 1).count("1 of 1") == 4
-
-
-@pytest.mark.slow
-def test_long_run_does_not_grow() -> None:
-    cadences = ("--report-every", 20, "--eval-every", 40, "--checkpoint-every", 20)
-    output = benchmark("soak.py", "--num-steps", 2_000, *cadences)
-    assert "100 reports, 50 evaluations, 100 checkpoints" in output
+@pytest.mark.parametrize(
+    ("words", "result", "times"),
+    [
+        # A run resumes from the checkpoint before a damaged one.
+        (("torture.py", "corruption", "--most-files", 1), "1 of 1", 4),
+        # The memory of a long run does not grow.
+        (("soak.py", "--num-steps", 2_000, *CADENCES), "100 reports, 50 evaluations, 100 checkpoints", 1),
+    ],
+)
+def test_damaged_runs_resume_and_long_ones_do_not_grow(words: Sequence[Any], result: str, times: int) -> None:
+    assert benchmark(*words).count(result) == times
 
 
 @pytest.mark.slow

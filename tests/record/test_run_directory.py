@@ -1,11 +1,11 @@
-"""The run directory: complete files, one writer at a time, and records that are found and read again."""
+"""The run directory: complete files, one writer at a time, records that are read again, and the origin of a run."""
 
-from __future__ import annotations
-
+import dataclasses
 import fcntl
 import json
 import math
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,9 @@ import pytest
 import jaxnn as jn
 from jaxnn import record
 from jaxnn.record import is_locked, jsonable, open_record, write_json
-from jaxnn.types import RecordError
+from jaxnn.types import ConfigError, RecordError
 from tests import tiny
-
-pytestmark = pytest.mark.usefixtures("compiled_once")
+from tests.record.files import contents
 
 RUN = {
     "name": "tiny",
@@ -39,10 +38,6 @@ def write_run(path: Path, **changes: Any) -> Path:
     path.mkdir(parents=True)
     write_json(path / "run.json", {**RUN, **changes})
     return path
-
-
-def files(path: Path) -> dict[Path, bytes]:
-    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 # --- files ---
@@ -92,10 +87,9 @@ BUSY = r"another process is writing the run directory .*: wait for it, or choose
 
 
 def test_second_writer_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    path, points = tmp_path / "run", jn.grid(seed=[0, 1])
-    tiny.fit(short := tiny.experiment(num_steps=5), path)
+    path, points, short = write_run(tmp_path / "run"), jn.grid(seed=[0, 1]), tiny.experiment(num_steps=5)
     jn.sweep(short, points, run_dir=tmp_path / "sweep", vmap_size=2, devices=1, **tiny.HOW)
-    before = files(tmp_path)
+    before = contents(tmp_path)
     with open_record(path), open_record(tmp_path / "sweep"):
         for call in (
             lambda: open_record(path).__enter__(),
@@ -107,7 +101,7 @@ def test_second_writer_is_refused_and_changes_nothing(tmp_path: Path) -> None:
         ):
             with pytest.raises(RecordError, match=BUSY):
                 call()
-    assert files(tmp_path) == before
+    assert contents(tmp_path) == before
     with pytest.raises(ZeroDivisionError), open_record(path):
         assert is_locked(path)
         raise ZeroDivisionError
@@ -169,12 +163,12 @@ def test_run_ends_if_its_directory_disappears(tmp_path: Path) -> None:
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize("option", ["run_dir", "resume"])
-def test_impossible_names_of_directories_are_named(tmp_path: Path, option: str) -> None:
+def test_impossible_names_of_directories_are_named(tmp_path: Path) -> None:
     for name in ("x" * 256, "x/" * 3000, "\udcff", "\ud800", "nul\0"):
-        with pytest.raises(RecordError, match="cannot be a run directory") as caught:
-            jn.fit(tiny.experiment(), **{option: tmp_path / name})
-        assert len(str(caught.value)) < 300 and str(caught.value).isprintable()
+        for option in ("run_dir", "resume"):
+            with pytest.raises(RecordError, match="cannot be a run directory") as caught:
+                jn.fit(tiny.experiment(), **{option: tmp_path / name})
+            assert len(str(caught.value)) < 300 and str(caught.value).isprintable()
 
 
 # --- reading ---
@@ -237,3 +231,99 @@ def test_curves_show_every_split_of_every_metric(tmp_path: Path) -> None:
     # Without a finite loss too.
     for value in (math.nan, 0.0):
         record.draw_curves([{"step": 1, "train_loss": value, "steps_per_second": 1.0}]).savefig(tmp_path / "curves.png")
+
+
+# --- the origin of a run ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    width: int = 3
+    names: tuple[str, ...] = ("a",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    batch_size: int = 8
+    rate: float = 0.1
+    clip: float | None = None
+    shape: tuple[tuple[int, int], ...] = ((1, 2),)
+    inner: Inner = Inner()
+    optional: Inner | None = None
+    word: str = "inf"
+
+
+@dataclasses.dataclass(frozen=True)
+class Unrecordable:
+    inner: Inner = Inner()
+    activation: Any = np.tanh
+
+
+def test_config_survives_its_record(tmp_path: Path) -> None:
+    for config in (
+        Config(),
+        Config(batch_size=1, rate=1e-30, shape=((3, 4), (5, 6)), inner=Inner(7, ())),
+        Config(rate=math.inf, clip=-math.inf),
+        Config(batch_size=np.int64(4), rate=np.float64(0.25)),  # type: ignore[arg-type]
+    ):
+        record.write_json(tmp_path / "config.json", record.config_json(config))
+        read = json.loads((tmp_path / "config.json").read_text())
+        assert record.config_from_json(read, Config()) == config
+    # A dataclass that is None by default has the shape of the experiment's.
+    config = Config(optional=Inner(4))
+    assert record.config_from_json(record.config_json(config), Config(optional=Inner())) == config
+
+
+def test_fields_that_do_not_fit_are_named() -> None:
+    for call, words in (
+        (lambda: record.config_json(Unrecordable()), "'activation' holds <ufunc 'tanh'>.*build the object"),
+        (lambda: record.config_from_json({"momentum": 0.9}, Config()), "'momentum', which this experiment lacks"),
+        (lambda: record.config_from_json({"optional": {"width": 4}}, Config()), "a dataclass in 'optional'.* None"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            call()
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+    command = ["git", "-C", str(folder), *identity, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_git_state_is_none_then_clean_then_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert record.git_state(tmp_path) is None
+    git(tmp_path, "init", "-q")
+    assert record.git_state(tmp_path) is None, "a repository without a commit"
+    (tmp_path / "file").write_text("1")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    head = git(tmp_path, "rev-parse", "HEAD")
+    assert record.git_state(tmp_path) == {"commit": head, "dirty": False}
+    (tmp_path / "installed").mkdir()
+    assert record.git_state(tmp_path / "installed", tracked=True) is None, "a folder that is not part of the tree"
+    (tmp_path / "file").write_text("2")
+    assert record.git_state(tmp_path, tracked=True) == {"commit": head, "dirty": True}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert record.git_state(tmp_path) is None, "without git"
+
+
+def test_fingerprint_of_data_changes_with_one_pixel_label_or_split() -> None:
+    images, labels = np.zeros((6, 4, 4, 1), np.uint8), np.arange(6) % 2
+    changed, relabelled = images.copy(), labels.copy()
+    changed[5, 3, 3, 0], relabelled[2] = 1, 1
+    flat = images.reshape(6, 16)
+
+    def digest(*splits: tuple[np.ndarray, np.ndarray]) -> str:
+        return record.data_fingerprint(jn.data.arrays(*splits))
+
+    same = digest((images, labels), (images, labels))
+    assert digest((images.copy(), labels.copy()), (images, labels)) == same
+    others = {
+        digest((changed, labels), (images, labels)),
+        digest((images, labels), (changed, labels)),
+        digest((images, relabelled), (images, labels)),
+        digest((images, labels)),
+        digest((flat, labels), (flat, labels)),
+    }
+    assert len(others | {same}) == 6

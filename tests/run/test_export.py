@@ -1,8 +1,5 @@
 """Models as files: equal to the run's predictions for any batch size, and used without jaxnn."""
 
-from __future__ import annotations
-
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,11 +10,9 @@ import optax
 import pytest
 
 import jaxnn as jn
-from tests import tiny
+from tests import shell, tiny
 
 pytest.importorskip("flatbuffers", reason="StableHLO files need jaxnn[export]")
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 IMAGES = np.random.default_rng(0).integers(0, 256, (11, 8, 8, 1)).astype(np.uint8)
 TOKENS = np.random.default_rng(0).integers(0, 7, (11, 5)).astype(np.int32)
 M = jn.models
@@ -41,12 +36,9 @@ def task_of(model: Any) -> jn.Task:
 @pytest.fixture(scope="module")
 def runs() -> dict[str, jn.Run]:
     def run_of(model: Any, inputs: np.ndarray) -> jn.Run:
-        data = jn.data.arrays((inputs, np.arange(11)))
-        parts = {
-            "task": lambda config: task_of(model),
-            "optimizer": lambda config: jn.optim.with_ema(optax.sgd(9.0), 0.5),
-        }
-        return tiny.fit(tiny.experiment(data=data, num_steps=2, **parts))
+        data, optimizer = jn.data.arrays((inputs, np.arange(11))), jn.optim.with_ema(optax.sgd(9.0), 0.5)
+        parts = {"task": lambda config: task_of(model), "optimizer": lambda config: optimizer}
+        return tiny.fit(tiny.experiment(data=data, num_steps=2, **parts), steps_per_call=1)
 
     return {name: run_of(*parts) for name, parts in MODELS.items()}
 
@@ -83,7 +75,7 @@ def test_models_with_a_symbolic_batch_predict_as_the_run(folder: Path, monkeypat
 @pytest.mark.slow
 def test_exported_models_need_jax_alone(folder: Path) -> None:
     code = USE + "\nassert not {'jaxnn', 'flax', 'optax'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-I", "-c", code, folder], capture_output=True, text=True, timeout=120)
+    done = shell.python("-I", "-c", code, folder)
     assert (done.stdout.split(), done.returncode) == (sorted(MODELS), 0), done.stderr
 
 
@@ -110,9 +102,7 @@ def test_what_onnx_lacks_is_named(tmp_path: Path) -> None:
     pytest.importorskip("jax2onnx", reason="ONNX files need jaxnn[onnx]")
     model = tiny.init, lambda params, inputs: tiny.apply(params, jax.pure_callback(np.negative, inputs, inputs))
     run = tiny.fit(tiny.experiment(model=model, num_steps=1))
-    with pytest.raises(
-        jn.ConfigError, match="ONNX does not have all of the model .the operation pure_callback.: write"
-    ):
+    with pytest.raises(jn.ConfigError, match="ONNX does not have all of .*operation pure_callback"):
         run.export(tmp_path / "model.onnx")
     assert not any(tmp_path.iterdir())
 

@@ -1,12 +1,11 @@
 """Runs that diverge, fail or are interrupted: the record names how, and what was good is kept."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,7 @@ from jaxnn.run import interruptible
 from jaxnn.types import TrainingError
 from tests import shell, tiny
 from tests.acting import acting
-
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
-
-@pytest.fixture(scope="module")
-def finished() -> jn.Run:
-    """The tiny experiment, trained without a failure."""
-    return tiny.fit(tiny.experiment())
+from tests.record.files import contents
 
 
 def exploding(bad_step: int) -> jn.Experiment[tiny.Config]:
@@ -72,48 +64,63 @@ def test_nonfinite_loss_ends_fit_and_iterate_and_names_the_step(tmp_path: Path) 
     assert steps == [5, 10, 15, 20] and tiny.read(tmp_path / "iterated")["status"] == "diverged"
 
 
-def test_nonfinite_parameters_are_not_saved(tmp_path: Path) -> None:
-    # The update of step 20 is bad and its loss, computed before it, is not.
-    with pytest.raises(TrainingError, match="parameters are no longer finite after step 20: .*that of step 10"):
-        tiny.fit(exploding(20), tmp_path / "run", checkpoint_every=10)
+def infinite(bad_step: int) -> jn.Experiment[tiny.Config]:
+    """A loss that is infinite at one step, with finite gradients."""
+    task = jn.tasks.classification(tiny.MODEL)
+
+    def loss(params: Any, state: Any, *args: Any) -> Any:
+        value, (_, metrics) = task.loss(params, {}, *args)
+        return value + jnp.where(state["step"] == bad_step, jnp.inf, 0.0), ({"step": state["step"] + 1}, metrics)
+
+    init = lambda *args: (task.init(*args)[0], {"step": jnp.int32(1)})  # noqa: E731
+    return tiny.experiment(task=lambda config: task._replace(init=init, loss=loss))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "words"),
+    [
+        # The update of step 20 is bad and its loss, computed before it, is not.
+        (exploding(20), "parameters are no longer finite after step 20: .*that of step 10"),
+        (infinite(13), "at step 13 of 20: .* of step 10"),
+    ],
+)
+def test_parameters_of_a_diverged_run_are_not_saved_even_if_they_are_finite(
+    experiment: Any, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingError, match=words):
+        tiny.fit(experiment, tmp_path / "run", checkpoint_every=10)
     assert saved(tmp_path / "run") == [10] and tiny.read(tmp_path / "run")["status"] == "diverged"
 
 
-def test_finite_parameters_of_a_diverged_run_are_not_saved(tmp_path: Path) -> None:
-    task = jn.tasks.classification(tiny.MODEL)
-
-    def init(key: jax.Array, batch: jn.Batch) -> Any:
-        params, state = task.init(key, batch)
-        return {**params, "clock": jnp.zeros(())}, state
-
-    def loss(params: Any, *args: Any) -> Any:
-        value, others = task.loss(params, *args)
-        now = jax.lax.stop_gradient(params["clock"])  # grows by 0.1 a step
-        return value + now - params["clock"] + jnp.where(now > 1.15, jnp.inf, 0.0), others
-
-    experiment = tiny.experiment(task=lambda _: task._replace(init=init, loss=loss), optimizer=lambda _: optax.sgd(0.1))
-    with pytest.raises(TrainingError, match="at step 13 of 20: .* of step 10"):
-        tiny.fit(experiment, tmp_path / "run", checkpoint_every=5)
-    assert saved(tmp_path / "run") == [5, 10]
+def fail() -> None:
+    raise ZeroDivisionError("mine")
 
 
-def test_exception_in_user_code_is_recorded_and_raised(finished: jn.Run, tmp_path: Path) -> None:
-    def fail() -> None:
-        raise ZeroDivisionError("mine")
+def interrupt_twice() -> None:
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        tiny.fit(acting(15, fail), tmp_path / "run", resident=False, checkpoint_every=5)
-    facts = tiny.read(tmp_path / "run")
-    assert facts["status"] == facts["summary"]["status"] == "failed"
-    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [5, 10, 15]
-    assert not is_locked(tmp_path / "run")
-    resumed = tiny.fit(tiny.experiment(), resume=tmp_path / "run", resident=False)
-    assert tiny.read(tmp_path / "run")["status"] == "finished"
-    chex.assert_trees_all_equal(resumed.state.params, finished.state.params)
+
+ENDS = [(fail, ZeroDivisionError, "failed"), (interrupt_twice, KeyboardInterrupt, "interrupted")]
+
+
+@pytest.mark.parametrize(("action", "error", "status"), ENDS)
+def test_exception_in_user_code_and_second_signal_end_a_run_at_once(
+    whole: jn.Run, tmp_path: Path, action: Callable[[], None], error: type[BaseException], status: str
+) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(error):
+        tiny.fit(acting(15, action), path, resident=False, checkpoint_every=5)
+    facts = tiny.read(path)
+    assert facts["status"] == facts["summary"]["status"] == status and not is_locked(path)
+    assert [line["step"] for line in read_metrics(path)] == [5, 10, 15]
+    resumed = tiny.fit(tiny.experiment(), resume=path, resident=False)
+    assert tiny.read(path)["status"] == "finished"
+    chex.assert_trees_all_equal(resumed.state.params, whole.state.params)
 
 
 def test_first_signal_ends_the_window_and_saves(
-    finished: jn.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: jn.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     run = tiny.fit(acting(7, lambda: os.kill(os.getpid(), signal.SIGTERM)), tmp_path / "run", resident=False)
@@ -125,7 +132,7 @@ def test_first_signal_ends_the_window_and_saves(
     resumed = tiny.fit(tiny.experiment(), resume=tmp_path / "run", resident=False)
     assert resumed.summary.status == "finished"
     assert resumed.metrics["step"].tolist() == [5, 10, 15, 20]
-    chex.assert_trees_all_equal(resumed.state.params, finished.state.params)
+    chex.assert_trees_all_equal(resumed.state.params, whole.state.params)
 
 
 def test_interrupted_script_exits_with_75_if_it_can_be_resumed(
@@ -139,16 +146,6 @@ def test_interrupted_script_exits_with_75_if_it_can_be_resumed(
         assert "stopping after" in shell.fails(capsys, main, *flags, *how, status=status)
         assert tiny.read(path)["status"] == "interrupted"
         assert (path / "checkpoints" / "10").is_dir() == (status == 75)
-
-
-def test_second_signal_stops_at_once(tmp_path: Path) -> None:
-    def twice() -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        tiny.fit(acting(15, twice), tmp_path / "run", resident=False)
-    assert tiny.read(tmp_path / "run")["status"] == "interrupted" and not is_locked(tmp_path / "run")
 
 
 def test_an_interrupted_run_ends_the_sweep_that_was_to_start_from_it(tmp_path: Path) -> None:
@@ -193,29 +190,28 @@ def loading(signum: int) -> jn.Experiment[Any]:
     return dataclasses.replace(tiny.experiment(), data=data)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_signal_before_the_first_step_leaves_nothing(signum: signal.Signals, tmp_path: Path) -> None:
-    handler = signal.getsignal(signum)
-    with pytest.raises(KeyboardInterrupt):
-        tiny.fit(loading(signum), tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt):
-        jn.sweep(loading(signum), jn.grid(seed=[0, 1]), run_dir=tmp_path / "sweep", **tiny.HOW)
-    assert not list(tmp_path.iterdir()) and signal.getsignal(signum) == handler
-
-
 # SIGTERM is a scheduler's: it may start the run again.
 SCRIPTS = [
     ("--no-record", signal.SIGINT, 130, "interrupted before"),
     ("--no-record", signal.SIGTERM, 75, "interrupted before"),
     ("sweep --seed 0 1 --no-record", signal.SIGINT, 130, "interrupted before"),
-    ("--resume RUN --num-steps 20", signal.SIGTERM, 75, "--resume RUN"),
+    ("--resume RUN --num-steps 30", signal.SIGTERM, 75, "--resume RUN"),
 ]
 
 
-def test_script_interrupted_before_its_first_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = str(tmp_path / "run")
-    tiny.fit(tiny.experiment(num_steps=5), tmp_path / "run")
+def test_signal_before_the_first_step_leaves_nothing(
+    whole: jn.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points, before = jn.grid(seed=[0, 1]), contents(whole.dir)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(signum)
+        with pytest.raises(KeyboardInterrupt):
+            tiny.fit(loading(signum), tmp_path / "run")
+        with pytest.raises(KeyboardInterrupt):
+            jn.sweep(loading(signum), points, run_dir=tmp_path / "sweep", **tiny.HOW)
+        assert not list(tmp_path.iterdir()) and signal.getsignal(signum) == handler
     for command, signum, status, words in SCRIPTS:
-        arguments = f"{command} --progress none".replace("RUN", path).split()
+        arguments = f"{command} --progress none".replace("RUN", str(whole.dir)).split()
         main = functools.partial(jn.main, loading(signum))
-        assert words.replace("RUN", path) in shell.fails(capsys, main, *arguments, status=status)
+        assert words.replace("RUN", str(whole.dir)) in shell.fails(capsys, main, *arguments, status=status)
+    assert contents(whole.dir) == before

@@ -1,7 +1,6 @@
-"""``fit`` and ``train`` compute the same numbers as a loop written by hand, for every way to run."""
+"""``fit``, ``train`` and ``iterate`` compute the same numbers as a loop written by hand, for every way to run."""
 
-from __future__ import annotations
-
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,8 @@ import pytest
 from flax import linen
 
 import jaxnn as jn
-from tests import tiny
-
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
-
-@pytest.fixture(scope="module")
-def run() -> jn.Run:
-    return tiny.fit(tiny.experiment())
+from jaxnn.record import is_locked
+from tests import shell, tiny
 
 
 def by_hand(experiment: jn.Experiment[Any]) -> tuple[jn.TrainState, dict[str, np.ndarray]]:
@@ -60,7 +53,7 @@ def test_fit_equals_a_loop_by_hand_with_its_dropout_and_evaluates_averaged_param
     assert set(run.final) == {"train_loss", "train_accuracy", "test_loss", "test_accuracy"}
 
     inputs, labels = tiny.points(23, 1)
-    average = jax.device_get(jn.optim.evaluation_params(run.state.params, run.state.opt_state))["Dense_0"]
+    average = jax.device_get(jax.jit(jn.optim.evaluation_params)(run.state.params, run.state.opt_state))["Dense_0"]
     np.testing.assert_allclose(run.predict(inputs), inputs @ average["kernel"] + average["bias"], rtol=1e-4, atol=1e-5)
     assert np.abs(average["kernel"] - run.state.params["Dense_0"]["kernel"]).max() > 1e-3
     assert run.final["test_loss"] == pytest.approx(measured(run, inputs, labels)["loss"], rel=1e-6)
@@ -74,7 +67,7 @@ def measured(run: jn.Run, inputs: np.ndarray, labels: np.ndarray) -> dict[str, f
     return {"loss": float(loss.mean()), "accuracy": float((logits.argmax(axis=1) == labels).mean())}
 
 
-def test_evaluation_is_exact_and_how_a_run_is_computed_changes_no_bit(run: jn.Run) -> None:
+def test_evaluation_is_exact_and_how_a_run_is_computed_changes_no_bit(whole: jn.Run) -> None:
     # 23 test examples: batches of 7 leave a tail of 2.
     batched = tiny.fit(tiny.experiment(), eval_batch_size=7, steps_per_call=1)
     for split, points in (("test", tiny.points(23, 1)), ("train", tiny.points(37))):
@@ -83,14 +76,14 @@ def test_evaluation_is_exact_and_how_a_run_is_computed_changes_no_bit(run: jn.Ru
     # Streamed in batches of 1: one block of 16, and one of 7 that is padded to 16 and masked.
     streamed = tiny.fit(tiny.experiment(), resident=False, eval_batch_size=1)
     assert streamed.evaluate() == pytest.approx(measured(streamed, *tiny.points(23, 1)), rel=1e-6)
-    np.testing.assert_array_equal(streamed.metrics["train_loss"], run.metrics["train_loss"])
+    np.testing.assert_array_equal(streamed.metrics["train_loss"], whole.metrics["train_loss"])
     for other in (batched, streamed):
-        chex.assert_trees_all_equal(other.state._replace(key=None), run.state._replace(key=None))
+        chex.assert_trees_all_equal(other.state._replace(key=None), whole.state._replace(key=None))
 
 
 def test_validation_split_replaces_test_during_training() -> None:
-    data = jn.data.arrays(tiny.points(37), test=tiny.points(23, 1), validation=tiny.points(11, 2))
-    run = tiny.fit(tiny.experiment(data=data))
+    data = jn.data.arrays(tiny.points(37), test=tiny.points(23, 1), validation=tiny.points(23, 2))
+    run = tiny.fit(tiny.experiment(data=data, num_steps=5))
     assert "validation_loss" in run.metrics and "test_loss" not in run.metrics
     assert run.evaluate("test")["loss"] != run.evaluate("validation")["loss"]
 
@@ -142,26 +135,19 @@ def test_nothing_is_compiled_after_the_first_window_and_the_ledger_has_the_cause
 
 # For steps that are surely short, a single one need not be measured.
 @pytest.mark.parametrize("resident", [True, False])
-def test_steps_per_call_are_chosen_by_measuring(run: jn.Run, resident: bool, tmp_path: Path) -> None:
+def test_steps_per_call_are_chosen_by_measuring(whole: jn.Run, resident: bool, tmp_path: Path) -> None:
     chosen = tiny.fit(tiny.experiment(), tmp_path / "run", steps_per_call=None, report_every=10, resident=resident)
     facts = tiny.read(chosen.dir)
     measured = {int(steps): seconds for steps, seconds in facts["seconds_per_step_measured"].items()}
     assert list(measured) == [10] if resident else (1 in measured and len(measured) >= 2)
     assert all(seconds > 0 for seconds in measured.values())
     assert facts["steps_per_call"] == min(measured, key=lambda steps: measured[steps])
-    chex.assert_trees_all_equal(chosen.state.params, run.state.params)  # measuring trained nothing
+    chex.assert_trees_all_equal(chosen.state.params, whole.state.params)  # measuring trained nothing
 
 
 def test_train_classifies_labels() -> None:
-    run = jn.train(
-        tiny.MODEL,
-        optax.sgd(0.1, momentum=0.9),
-        tiny.points(37),
-        batch_size=8,
-        num_epochs=2.5,
-        **tiny.HOW,
-        record=False,
-    )
+    how = {**tiny.HOW, "record": False, "batch_size": 8, "num_epochs": 2.5}
+    run = jn.train(tiny.MODEL, optax.sgd(0.1, momentum=0.9), tiny.points(37), **how)
     # 37 // 8 = 4 steps an epoch, 2.5 epochs: 10 steps.
     assert int(run.state.step) == 10
     assert set(run.final) == {"train_loss", "train_accuracy"}
@@ -177,3 +163,72 @@ def test_train_regresses_floats() -> None:
     np.testing.assert_allclose(run.state.params["w"][:, 0], [1.0, -2.0, 0.5], atol=1e-3)
     np.testing.assert_allclose(run.state.params["b"], [[3.0]], atol=1e-3)
     assert run.evaluate("train")["mean_absolute_error"] < 1e-3
+
+
+# --- iterate ---
+
+
+def test_reports_states_and_parameters_equal_those_of_fit(whole: jn.Run) -> None:
+    iteration = jn.iterate(whole.experiment, record=False, **tiny.HOW)
+    reports, states = [], []
+    for report in iteration:
+        reports.append(report)
+        states.append(iteration.state)
+        assert int(iteration.run.state.step) == report.step
+        assert ("test_loss" in report.metrics) == (report.step % 10 == 0)
+        assert iteration.run.predict(tiny.points(2)[0]).shape == (2, 3)
+    assert [report.step for report in reports] == [5, 10, 15, 20]
+    np.testing.assert_array_equal([report.metrics["train_loss"] for report in reports], whole.metrics["train_loss"])
+    chex.assert_trees_all_equal(iteration.state.params, whole.state.params)
+    assert iteration.run.summary.status == "finished"
+    # Each state is a copy: training reuses the memory of the original.
+    assert [int(state.step) for state in states] == [5, 10, 15, 20]
+    half = tiny.fit(whole.experiment.replace(num_steps=10), eval_every=0)
+    chex.assert_trees_all_equal(jax.device_get(states[1]).params, half.state.params)
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_leaving_the_loop_saves_and_can_be_resumed(
+    whole: jn.Run, tmp_path: Path, error: type[BaseException] | None
+) -> None:
+    path = tmp_path / "run"
+    iteration = jn.iterate(whole.experiment, run_dir=path, **tiny.HOW, checkpoint_every=10)
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        for report in iteration:
+            if report.step == 15:
+                if error is not None:
+                    raise error
+                break
+    facts = tiny.read(path)
+    assert facts["status"] == facts["summary"]["status"] == iteration.run.summary.status == "interrupted"
+    assert int(iteration.run.state.step) == facts["summary"]["step"] == 15
+    assert sorted(folder.name for folder in (path / "checkpoints").iterdir()) == ["10", "15"]
+    assert int(iteration.run.best_state().step) == 10, "a state is ranked by the metrics of its step"
+    assert not is_locked(path)
+    resumed = tiny.fit(whole.experiment, resume=path)
+    chex.assert_trees_all_equal(resumed.state.params, whole.state.params)
+    np.testing.assert_array_equal(resumed.metrics["train_loss"], whole.metrics["train_loss"])
+
+
+def test_leaving_the_loop_after_its_last_window_is_finished(tmp_path: Path) -> None:
+    iteration = jn.iterate(tiny.experiment(num_steps=5), run_dir=tmp_path / "run", **tiny.HOW)
+    for _ in iteration:
+        break
+    assert iteration.run.summary.status == tiny.read(tmp_path / "run")["status"] == "finished"
+
+
+OPEN = """
+import sys
+import jaxnn as jn
+from tests import tiny
+loop = iter(jn.iterate(tiny.experiment(), run_dir=sys.argv[1], checkpoint_every=5, **tiny.HOW))
+print(next(loop).step)
+"""
+
+
+@pytest.mark.slow
+def test_loop_left_open_at_exit_completes_the_record(tmp_path: Path) -> None:
+    done = shell.python("-c", OPEN, tmp_path / "run")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "5\n", "")
+    assert tiny.read(tmp_path / "run")["status"] == "interrupted"
+    assert tiny.fit(tiny.experiment(), resume=tmp_path / "run").summary.status == "finished"

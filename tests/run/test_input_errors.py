@@ -1,7 +1,5 @@
 """Bad input gives one line that names it and the fix, from Python and from the shell, before anything is written."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable
@@ -17,8 +15,6 @@ from flax import linen
 import jaxnn as jn
 from jaxnn.engine import check_config
 from tests import tiny
-
-pytestmark = pytest.mark.usefixtures("compiled_once")
 
 INPUTS, LABELS = tiny.points(37)
 IDS, CLASSES = np.arange(36).reshape(9, 4) % 8, np.arange(9) % 3
@@ -40,46 +36,35 @@ def on(*split: Any, task: Any = None, test: Any = None) -> dict[str, Any]:
 
 
 WITH_NAN = np.where(np.arange(37)[:, None] == 5, np.nan, INPUTS)
-WIDE = (tiny.init, lambda params, inputs: tiny.apply(params, inputs)[:, None])
 NARROW = (tiny.init, lambda params, inputs: tiny.apply(params, inputs)[:, :1])
 FAST_TEXT = jn.tasks.classification(jn.models.FastText(3, vocabulary_size=5, features=2))
 EMBEDDING = jn.tasks.supervised(Reader(), lambda outputs, targets: outputs.mean(axis=1), {})
 UNREDUCED = jn.tasks.supervised(tiny.MODEL, lambda outputs, targets: outputs**2, {})
 
 EMPTY = jn.data.generated(lambda key, step: jn.Batch((), None, np.ones(8, np.float32)))
+BINARY = jn.tasks.binary_classification(NARROW)
 
 # What the message must say, and the parts of the experiment.
 EXPERIMENTS: list[tuple[str, dict[str, Any]]] = [
     ("test.*(empty|no example)|empty.*test", on(INPUTS, LABELS, test=(np.ones((0, 3)), np.ones(0, int)))),
     ("train.*5|5.*train", on(WITH_NAN, LABELS)),
-    ("batch of 38 is larger than the set of 37", {"batch_size": 38}),
     ("learning_rate is -0.1", {"learning_rate": -0.1}),
     ("label 3 of example 3 in train .* model has 3 outputs", on(INPUTS, np.arange(37) % 4)),
     ("label 3 of example 3 in test is out of range", on(INPUTS, LABELS, test=(INPUTS, np.arange(37) % 5))),
-    (r"logits \[batch, classes\], not \[8, 1, 3\]", {"model": WIDE}),
     (r"experiment's data gave a tuple: .* jn\.data\.arrays", {"data": (INPUTS, LABELS)}),
     (r"experiment's task gave a MLP: .* jn\.tasks\.classification", {"task": lambda config: jn.models.MLP((3,))}),
     ("experiment's optimizer gave a float: .* Optax", {"optimizer": lambda config: 0.1}),
     ("optimizer, for 'bias', gave a float", {"optimizer": lambda config: {"kernel": optax.sgd(0.1), "bias": 0.1}}),
     ("the model failed without inputs", {"data": lambda: EMPTY}),
-    (
-        r"a number an example, \[8\], not \[8, 3\]: take its mean over every axis but the first",
-        {"task": lambda config: UNREDUCED},
-    ),
+    (r"a number an example, \[8\], not \[8, 3\]: take its mean over every", {"task": lambda config: UNREDUCED}),
     (r"token id 5 of example 1 in test .* 5 rows", on(IDS % 5, CLASSES, test=(IDS, CLASSES), task=FAST_TEXT)),
     (r"token id 6 of example 1 in train .* Table has 6 rows", on(IDS, CLASSES, task=EMBEDDING)),
     # A vocabulary without a table.
     (r"token id 6 of example 1 in train .* 6 rows", on(IDS, CLASSES, task=jn.tasks.classification(FOLDED))),
-    (
-        "label 2 of example 1 in train .* 0 to 1",
-        on(INPUTS, np.arange(37) % 2 + 1, task=jn.tasks.binary_classification(NARROW)),
-    ),
+    ("label 2 of example 1 in train .* 0 to 1", on(INPUTS, np.arange(37) % 2 + 1, task=BINARY)),
     (r"probabilities of 4 classes, .* for outputs \[8, 3\]", on(INPUTS, np.eye(4)[LABELS])),
     ("label -2 of example 0 in train is out of range", on(SEQUENCES, np.full((9, 4), -2), task=NEXT_TOKEN)),
-    (
-        "label 7 of example 0 in train is out of range: labels must be 0 to 2",
-        on(SEQUENCES, np.full((9, 4), 7), task=NEXT_TOKEN),
-    ),
+    ("label 7 of example 0 in train .* labels must be 0 to 2", on(SEQUENCES, np.full((9, 4), 7), task=NEXT_TOKEN)),
 ]
 
 
@@ -107,12 +92,6 @@ class Typed(tiny.Config):
     widths: tuple[int, ...] = (4,)
     limit: float | None = None
     verbose: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class NoSeed:
-    batch_size: int = 4
-    num_steps: int = 2
 
 
 TYPED = dataclasses.replace(tiny.experiment(), config=Typed())
@@ -155,14 +134,19 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (fit, {"experiment": tiny.experiment(data=jn.data.arrays((INPUTS, LABELS))), "patience": 2}, "patience needs"),
     (fit, {"experiment": Typed()}, r"Typed.* is no experiment: give jn\.Experiment"),
     (jn.iterate, {"experiment": None}, "None is no experiment"),
-    (fit, {"experiment": dataclasses.replace(TYPED, config=NoSeed())}, "no field 'seed'"),
+    (fit, {"probes": {"../mine": len}}, r"'\.\./mine'.*different names"),
+    (fit, {"probes": (len, len)}, "different names"),
+    (fit, {"probes": (3,)}, "functions"),
+    (fit, {"probes": len}, "tuple of functions"),
+    (fit, {"probes": ("rule",)}, "MODULE:NAME"),
+    (fit, {"writers": ("tensorbord",)}, "no writer 'tensorbord'.*did you mean 'tensorboard'"),
+    (jn.SweepOptions, {"probes": (len,)}, "probes watch one run"),
     (jn.Experiment, {"config": {}, "data": len, "task": len, "optimizer": len}, "must be an instance of a dataclass"),
     (lambda: jn.iterate(TYPED).run, {}, "iterate first"),
     (train, {"num_epochs": 1, "num_steps": 5}, "both num_epochs and num_steps"),
     (train, {"num_epochs": float("nan")}, "num_epochs is nan"),
     (train, {"num_epochs": float("inf")}, "num_epochs is inf"),
     (train, {"num_epochs": 0}, "num_epochs is 0"),
-    (train, {"num_steps": 0}, "num_steps must be an integer >= 1, not 0"),
     (train, {"batch_size": "8"}, "batch_size is '8'"),
     (train, {"batch_size": 38}, "larger than the set of 37"),
     (train, {"epochs": 3}, "no argument 'epochs': did you mean 'num_epochs'"),

@@ -1,11 +1,8 @@
 """Scripts in processes of their own that are killed, interrupted or cut off from their output, for real."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import shell, tiny
+from tests import processes, shell, tiny
+from tests.record.files import untimed
 
 pytestmark = pytest.mark.slow
 
@@ -46,21 +44,13 @@ CADENCES = ("--checkpoint-every", "200", "--report-every", "100", "--steps-per-c
 NUM_REPORTS = 30
 
 
-def start(script: Path, *flags: object, **variables: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(script), *map(str, flags), "--progress", "plain"]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = {**os.environ, "PYTHONPATH": str(shell.ROOT), **variables}
-    return subprocess.Popen(command, env=environment, cwd=script.parent, **pipes)
+def command(script: Path, *flags: object) -> list[object]:
+    return [sys.executable, script, *flags, "--progress", "plain"]
 
 
 def num_reports(path: Path) -> int:
     file = path / "metrics.jsonl"
     return file.read_bytes().count(b"\n") if file.exists() else 0
-
-
-def untimed(path: Path) -> list[dict[str, Any]]:
-    timings = ("seconds", "steps_per_second", "examples_per_second")
-    return [{name: value for name, value in line.items() if name not in timings} for line in tiny.lines(path)]
 
 
 def test_killed_and_interrupted_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
@@ -70,15 +60,16 @@ def test_killed_and_interrupted_run_equals_an_undisturbed_one(tmp_path: Path) ->
     def run(path: Path, until: Callable[[], bool] = lambda: False, signum: int = 0) -> tuple[int, str]:
         """Starts or resumes the run in ``path`` and sends a signal; returns the exit status and what it printed."""
         where = ("--resume", path) if (path / "run.json").exists() else ("--run-dir", path, *CADENCES)
-        process = start(tmp_path / "digits_dropout.py", *where, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"))
-        deadline = time.monotonic() + DEADLINE
-        while signum and process.poll() is None and not until():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-        if signum:
-            process.send_signal(signum)
-        printed, _ = process.communicate(timeout=DEADLINE)
-        return process.returncode, printed
+        digits = command(tmp_path / "digits_dropout.py", *where)
+        with processes.started([digits], JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled")) as running:
+            deadline = time.monotonic() + DEADLINE
+            while signum and running.processes[0].poll() is None and not until():
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            if signum:
+                running.signal(0, signum)
+            (done,) = running.finish(DEADLINE)
+        return done.status, done.out
 
     assert run(undisturbed)[0] == 0
     # The directory exists, and its record is still empty.
@@ -119,18 +110,15 @@ if __name__ == "__main__":
 def interrupted(folder: Path, flags: list[str], wait_for: str, *pauses: float, depth: int = 0, loops: int = 0) -> Any:
     """A script that gets SIGINT after each pause once it prints ``wait_for``: status, seconds to its end, errors."""
     (folder / "slow.py").write_text(SLOW.format(depth=depth, loops=loops))
-    with start(folder / "slow.py", *flags, JAX_ENABLE_COMPILATION_CACHE="false") as process:
-        try:
-            assert process.stdout is not None and process.stderr is not None
-            assert any(wait_for in line for line in process.stdout)
-            for pause in pauses:
-                time.sleep(pause)
-                process.send_signal(signal.SIGINT)
-            sent = time.monotonic()
-            process.wait(60)
-            return process.returncode, time.monotonic() - sent, process.stderr.read()
-        finally:
-            process.kill()
+    slow = command(folder / "slow.py", *flags)
+    with processes.started([slow], JAX_ENABLE_COMPILATION_CACHE="false") as running:
+        running.wait_for(wait_for, seconds=DEADLINE)
+        for pause in pauses:
+            time.sleep(pause)
+            running.signal(0, signal.SIGINT)
+        sent = time.monotonic()
+        (done,) = running.finish()
+        return done.status, time.monotonic() - sent, done.err
 
 
 def test_signal_during_a_long_compilation_ends_a_script_at_once(tmp_path: Path) -> None:
@@ -172,11 +160,12 @@ def test_signal_during_the_import_of_jaxnn_ends_a_script(tmp_path: Path) -> None
     assert (done.returncode, done.stdout) == (130, "") and "interrupted while importing jaxnn" in done.stderr
 
 
-@pytest.mark.parametrize("words", ["", "sweep --seed 0 1"])
-def test_closed_standard_output_stops_a_run_after_its_window(tmp_path: Path, words: str) -> None:
+def test_closed_standard_output_stops_a_run_and_a_sweep_after_their_window(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW.format(depth=0, loops=0))
     flags = "--no-record --progress plain --steps-per-call 100 --report-every 100"
-    command = f"{sys.executable} slow.py {words} {flags} | sed '/^ *step/q'"
-    variables = {**os.environ, "PYTHONPATH": str(shell.ROOT)}
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=tmp_path, env=variables, timeout=120)
-    assert done.stderr == "standard output was closed: stopping after the current window\n"
+    lines = [
+        f"{sys.executable} {tmp_path}/slow.py {words} {flags} | sed '/^ *step/q'" for words in ("", "sweep --seed 0 1")
+    ]
+    with processes.started([("sh", "-c", line) for line in lines]) as running:
+        for done in running.finish(DEADLINE):
+            assert done.err == "standard output was closed: stopping after the current window\n"

@@ -1,7 +1,7 @@
 """A run that was broken off and is resumed equals one that was not; changes are reported, mismatches are errors."""
 
-from __future__ import annotations
-
+import importlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,20 +15,13 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.engine import programs_of
-from jaxnn.record import changed_parts, config_json, jsonable, read_metrics, write_json
+from jaxnn.record import changed_parts, config_json, jsonable, write_json
 from jaxnn.run import check_same_config, recorded_setup
 from tests import tiny
-
-pytestmark = pytest.mark.usefixtures("compiled_once")
+from tests.record.files import contents, flip, untimed
 
 EVERY: dict[str, Any] = {"checkpoint_every": 5}
 TASK = jn.tasks.classification(tiny.MODEL)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> jn.Run:
-    """The tiny run without a break."""
-    return tiny.fit(tiny.experiment(), tmp_path_factory.mktemp("whole") / "run", **EVERY)
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +37,6 @@ def kept_half(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def half(kept_half: Path, tmp_path: Path) -> Path:
     """A copy of a run that was left after step 10 of 20: it has the checkpoints of steps 5 and 10."""
     return shutil.copytree(kept_half, tmp_path / "run")
-
-
-def untimed(path: Path) -> list[dict[str, Any]]:
-    timings = ("seconds", "steps_per_second", "examples_per_second")
-    return [{name: value for name, value in line.items() if name not in timings} for line in read_metrics(path)]
-
-
-def contents(path: Path) -> dict[Path, bytes]:
-    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 class Normalized(linen.Module):
@@ -88,9 +72,9 @@ def test_every_part_of_a_state_is_restored_bitwise(tmp_path: Path) -> None:
 
 
 def test_finished_run_is_loaded_also_without_its_last_metrics(whole: jn.Run, tmp_path: Path) -> None:
-    shorter, before = shutil.copytree(whole.dir, tmp_path / "run") / "metrics.jsonl", contents(whole.dir)
-    shorter.write_text("".join(shorter.read_text().splitlines(keepends=True)[:-1]))
-    for path in (shorter.parent, whole.dir):
+    shorter, before = shutil.copytree(whole.dir, tmp_path / "run"), contents(whole.dir)
+    (shorter / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in tiny.lines(shorter)[:-1]))
+    for path in (shorter, whole.dir):
         run = tiny.fit(tiny.experiment(), resume=path)
         assert run.summary.status == tiny.read(path)["status"] == "finished"
         assert int(run.state.step) == 20
@@ -129,10 +113,10 @@ def test_record_gets_facts_of_the_resume(half: Path, whole: jn.Run) -> None:
 
 
 class Lines(list[Any]):
-    closed = 0
+    """A metric writer."""
 
-    def write(self, lines: Any) -> None:
-        self.extend(lines)
+    closed = 0
+    write = list.extend
 
     def close(self) -> None:
         self.closed += 1
@@ -142,21 +126,17 @@ WRITTEN = Lines()
 RECORDED: dict[str, Any] = {"monitor": "accuracy", "keep_last": 3, "patience": 9, "checkpoint_every": 10}
 
 
-def never(lines: Any) -> bool:
-    return False
-
-
 def test_options_come_from_the_record_unless_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, writer, rule = tmp_path / "run", f"{__name__}:WRITTEN", f"{__name__}:never"
-    written = __import__(__name__, fromlist=["WRITTEN"]).WRITTEN  # where the name is imported from
+    path = tmp_path / "run"
+    written = importlib.import_module(__name__).WRITTEN  # where the name is imported from
 
     def options() -> dict[str, Any]:
         recorded = tiny.read(path)["options"]
         return {name: recorded[name] for name in RECORDED}
 
-    tiny.fit(tiny.experiment(num_steps=5), path, writers=(writer,), stop=rule, **RECORDED)
+    tiny.fit(tiny.experiment(num_steps=5), path, writers=(f"{__name__}:WRITTEN",), **RECORDED)
     tiny.fit(tiny.experiment(num_steps=10), resume=path, progress="plain")
-    assert options() == RECORDED and tiny.read(path)["options"]["stop"] == rule
+    assert options() == RECORDED
     assert "after step 5; num_steps 5 → 10\n" in capsys.readouterr().out
     assert [line["step"] for line in written] == [5, 10] and written.closed == 2
     # A command line takes the number of steps from the record, unless a flag gives another.
@@ -168,10 +148,7 @@ def test_options_come_from_the_record_unless_given(tmp_path: Path, capsys: pytes
     assert options() == {"monitor": "loss", "keep_last": 2, "patience": None, "checkpoint_every": None}
     assert tiny.read(path)["resumed"][-1]["changed"] == ["num_steps 15 → 20"]
     assert "used the metric writers Lines, without MODULE:NAME: give them again\n" in capsys.readouterr().err
-    tiny.fit(tiny.experiment(num_steps=25), resume=path, writers=(), stop=never)
-    with pytest.raises(jn.ConfigError, match="stopping rule 'never'.*give stop again"):
-        tiny.fit(tiny.experiment(num_steps=30), resume=path)
-    assert len(written) == 2 and capsys.readouterr().err == ""
+    assert len(written) == 2
 
 
 def other_data() -> jn.Splits:
@@ -179,22 +156,21 @@ def other_data() -> jn.Splits:
     return jn.data.arrays((inputs + 1e-3, labels), tiny.points(23, 1))
 
 
-MISMATCHES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "another value": ({"learning_rate": 0.5}, {}, r"has learning_rate = 0\.1, this experiment 0\.5"),
-    "other data": ({"data": other_data()}, {}, "data are not those"),
-    "another optimizer": ({"optimizer": lambda config: optax.sgd(0.1)}, {}, "the model and optimizer it was saved"),
-    "fewer steps": ({"num_steps": 10}, {}, "has done 20 steps already, more than num_steps = 10"),
-    "no record": ({}, {"record": False}, "leave record at its default"),
-}
+MISMATCHES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"learning_rate": 0.5}, {}, r"has learning_rate = 0\.1, this experiment 0\.5"),
+    ({"data": other_data()}, {}, "data are not those"),
+    ({"optimizer": lambda config: optax.sgd(0.1)}, {}, "the model and optimizer it was saved"),
+    ({"num_steps": 10}, {}, "has done 20 steps already, more than num_steps = 10"),
+    ({}, {"record": False}, "leave record at its default"),
+]
 
 
-@pytest.mark.parametrize("case", MISMATCHES)
-def test_mismatches_are_errors_and_the_record_stays(whole: jn.Run, case: str) -> None:
-    parts, options, words = MISMATCHES[case]
+def test_mismatches_are_errors_and_the_record_stays(whole: jn.Run) -> None:
     before = contents(whole.dir)
-    with pytest.raises((jn.ConfigError, jn.RecordError), match=words):
-        tiny.fit(tiny.experiment(**parts), resume=whole.dir, **options)
-    assert contents(whole.dir) == before
+    for parts, options, words in MISMATCHES:
+        with pytest.raises((jn.ConfigError, jn.RecordError), match=words):
+            tiny.fit(tiny.experiment(**parts), resume=whole.dir, **options)
+        assert contents(whole.dir) == before
 
 
 def test_config_with_nan_equals_its_record() -> None:
@@ -206,13 +182,11 @@ def counted(params: Any, state: Any, batch: Any, key: Any) -> dict[str, jax.Arra
     return {"loss": batch.mask.sum() * 2.0, "accuracy": batch.mask.sum(), "count": batch.mask.sum()}
 
 
+SHIFTED = jn.data.with_augmentation(tiny.splits(), lambda key, batch: batch._replace(inputs=batch.inputs + 1))
 DERIVED = TASK._replace(derive_metrics=lambda means: {**means, "z": 1.0})
 CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "nothing": ({}, []),
-    "augmentation": (
-        {"data": jn.data.with_augmentation(tiny.splits(), lambda key, batch: batch._replace(inputs=batch.inputs + 1))},
-        ["the order or augmentation of the data"],
-    ),
+    "augmentation": ({"data": SHIFTED}, ["the order or augmentation of the data"]),
     "evaluation": ({"task": lambda config: TASK._replace(evaluate=counted)}, ["the evaluation"]),
     "metrics": ({"task": lambda config: DERIVED}, ["the evaluation"]),
     "learning rate": ({"learning_rate": 0.2}, ["the program of a step"]),
@@ -220,18 +194,11 @@ CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_fingerprints_show_which_programs_changed(whole: jn.Run, change: str) -> None:
-    parts, expected = CHANGES[change]
-    experiment = tiny.experiment(**parts)
-    fingerprint = programs_of(experiment, experiment.data(experiment.config)).fingerprint()
-    assert changed_parts(tiny.read(whole.dir)["fingerprint"], fingerprint) == expected
-
-
-def flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+def test_fingerprints_show_which_programs_changed(whole: jn.Run) -> None:
+    for change, (parts, expected) in CHANGES.items():
+        experiment = tiny.experiment(**parts)
+        fingerprint = programs_of(experiment, experiment.data(experiment.config)).fingerprint()
+        assert changed_parts(tiny.read(whole.dir)["fingerprint"], fingerprint) == expected, change
 
 
 def test_damaged_checkpoint_is_moved_aside_and_the_one_before_used(

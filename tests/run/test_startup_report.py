@@ -1,13 +1,10 @@
 """What is printed before the first step: the device, slow stages, implementations, and a hint about convolutions."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys
 import time
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +18,9 @@ from jaxnn.engine import programs_of
 from jaxnn.run import speed_hint
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
 
-
-def fit(experiment: jn.Experiment[Any]) -> object:
-    return tiny.fit(experiment, progress="plain")
-
-
-def sweep(experiment: jn.Experiment[Any]) -> object:
-    how = {**tiny.HOW, "progress": "plain"}
-    return jn.sweep(experiment, jn.grid(seed=[0, 1]), vmap_size=1, devices=1, record=False, **how)
-
-
-@pytest.mark.parametrize("train", [fit, sweep])
-def test_device_is_printed_first_and_a_slow_stage_announced(
-    train: Callable[..., object], capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("swept", [False, True])
+def test_device_is_printed_first_and_a_slow_stage_announced(swept: bool, capsys: pytest.CaptureFixture[str]) -> None:
     printed: list[str] = []
 
     def load(config: Any) -> jn.Splits:
@@ -47,7 +31,11 @@ def test_device_is_printed_first_and_a_slow_stage_announced(
             printed.append(capsys.readouterr().out)
         return tiny.splits()
 
-    train(dataclasses.replace(tiny.experiment(), data=load))
+    experiment, how = dataclasses.replace(tiny.experiment(), data=load), {**tiny.HOW, "progress": "plain"}
+    if swept:
+        jn.sweep(experiment, jn.grid(seed=[0, 1]), vmap_size=2, devices=1, record=False, **how)
+    else:
+        tiny.fit(experiment, progress="plain")
     assert "device " in printed[0] and "loading the data" not in printed[0]
     assert "loading the data" in "".join(printed), "not announced while it lasted"
     assert "device " not in capsys.readouterr().out
@@ -58,12 +46,12 @@ SLOW = {1: 0.0712, 2: 0.95}
 
 def hint(measured: dict[int, float], num_convolutions: int = 2, steps_per_call: int = 1, **used: str) -> str:
     """The hint, if any, after these seconds per step were measured for each number of steps per call."""
-    plan = types.SimpleNamespace(steps_per_call=steps_per_call)
-    implementations = {name: [one] for name, one in used.items()}
-    layout = types.SimpleNamespace(num_devices=1)
     programs = types.SimpleNamespace(
-        plain_convolutions=num_convolutions, implementations=implementations, layout=layout
+        plain_convolutions=num_convolutions,
+        implementations={name: [one] for name, one in used.items()},
+        layout=types.SimpleNamespace(num_devices=1),
     )
+    plan = types.SimpleNamespace(steps_per_call=steps_per_call)
     trainer: Any = types.SimpleNamespace(plan=plan, seconds_per_step=measured, programs=programs)
     return speed_hint(trainer) or ""
 
@@ -94,26 +82,28 @@ def test_slow_implementations_are_a_hint_to_install_the_native_ones(monkeypatch:
     assert hint({1: 0.002}, 0, convolution="channels_last") == hint(SLOW, 0, convolution="onednn") == ""
     monkeypatch.setenv("JAXNN_NATIVE", "off")
     assert hint(SLOW, 0, convolution="channels_last") == ""
-    monkeypatch.setenv("JAXNN_NATIVE", "on")
-    with pytest.raises(jn.ConfigError, match="JAXNN_NATIVE is on, but .* not installed: make onednn"):
-        hint(SLOW, 0, convolution="channels_last")
-    monkeypatch.setenv("JAXNN_NATIVE", "of")
-    with pytest.raises(jn.ConfigError, match="'of': choose auto, on or off"):
-        hint(SLOW, 0, convolution="channels_last")
+    for value, words in (("on", "JAXNN_NATIVE is on, but .* not installed: make"), ("of", "'of': choose auto, on or")):
+        monkeypatch.setenv("JAXNN_NATIVE", value)
+        with pytest.raises(jn.ConfigError, match=words):
+            hint(SLOW, 0, convolution="channels_last")
     monkeypatch.delenv("JAXNN_NATIVE")
     monkeypatch.setitem(sys.modules, "jaxnn_onednn", types.ModuleType("installed"))
     assert hint(SLOW, 0, convolution="channels_last") == ""
 
 
-def test_implementations_are_reported_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_implementations_are_reported_and_recorded(
+    whole: jn.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def apply(params: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
         with jax.named_scope("jaxnn.attention.math"):
             return tiny.apply(params, inputs)
 
-    for model, expected in (((tiny.init, apply), {"attention": ["math"]}), (tiny.MODEL, {})):
-        run = tiny.fit(tiny.experiment(model=model), tmp_path / str(len(expected)), progress="plain")
-        assert tiny.read(run.dir)["implementations"] == expected
-        assert ("\n  implementations  attention math\n" in capsys.readouterr().out) == bool(expected)
+    run = tiny.fit(tiny.experiment(model=(tiny.init, apply), num_steps=5), tmp_path / "run", progress="plain")
+    assert tiny.read(run.dir)["implementations"] == {"attention": ["math"]}
+    assert "\n  implementations  attention math\n" in capsys.readouterr().out
+    assert tiny.read(whole.dir)["implementations"] == {}
+    tiny.fit(tiny.experiment(), resume=whole.dir, progress="plain")
+    assert "implementations" not in capsys.readouterr().out
 
 
 def test_step_is_traced_once_for_all_reports() -> None:

@@ -1,7 +1,5 @@
 """A watchdog reports where a run hangs, is quiet while steps complete, and ends with the run."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import threading
@@ -24,8 +22,6 @@ from jaxnn.record import Checkpoints
 from jaxnn.run import Watch, watching
 from tests import tiny
 from tests.acting import acting
-
-pytestmark = pytest.mark.usefixtures("compiled_once")
 
 # Seconds: what is a stall, and how long these tests hang.
 BOUND, HANG = 0.2, 0.7
@@ -142,9 +138,9 @@ def slow_device(step: int) -> jn.Experiment[tiny.Config]:
     """The tiny experiment; one step, and each evaluation batch (of 16 examples), takes ``HANG`` on the device."""
 
     def hanging_if(condition: jax.Array) -> jax.Array:
-        def hang(condition: Any) -> np.ndarray:
+        def hang(condition: Any) -> np.float32:
             time.sleep(HANG if condition else 0.0)
-            return np.zeros((), np.float32)
+            return np.float32(0)
 
         return jax.pure_callback(hang, jax.ShapeDtypeStruct((), jnp.float32), condition)
 
@@ -184,11 +180,10 @@ def test_slow_source_and_disk_are_reported_and_recorded(
 
 
 def test_slow_device_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
-    run = tiny.fit(slow_device(8), stall_after=BOUND, progress="plain")
+    run, errors = tiny.fit(slow_device(8), stall_after=BOUND, progress="plain"), capfd.readouterr().err
     assert stalls_at(run, "device") == [5] and stalls_at(run, "evaluation") == [10]
-    errors = capfd.readouterr().err
-    assert "waiting for the device to finish steps 6 to 10" in errors
-    assert "waiting for the evaluation (after step 10)" in errors
+    for words in ("the device to finish steps 6 to 10", "the evaluation (after step 10)"):
+        assert f"waiting for {words}" in errors
 
 
 def test_watchdog_is_quiet_in_a_healthy_run_and_absent_at_0(capfd: pytest.CaptureFixture[str]) -> None:
@@ -228,9 +223,8 @@ def test_each_process_of_several_reports_for_itself_and_then_its_stacks(
             time.sleep(0.01)
             errors += capfd.readouterr().err
     first, second, stack = errors.split("\n", 2)
-    assert all(
-        re.match(r"process 3: nothing finished for \d\.\d s: waiting for data", line) for line in (first, second)
-    )
+    for line in (first, second):
+        assert re.match(r"process 3: nothing finished for \d\.\d s: waiting for data", line)
     assert "test_each_process_of_several" in stack
 
 

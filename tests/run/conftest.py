@@ -1,0 +1,17 @@
+"""One trained run, for tests that resume it, read its record or compare with its state."""
+
+import pytest
+
+import jaxnn as jn
+from tests import tiny
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> jn.Run:
+    """The tiny experiment, trained for 20 steps without a break; copy the directory to change it."""
+    return tiny.fit(tiny.experiment(), tmp_path_factory.mktemp("whole") / "run", checkpoint_every=5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cached(compiled_once: None) -> None:
+    """Caches compiled programs: these tests train one network many times."""
