@@ -42,9 +42,7 @@ def test_no_module_of_jaxnn_executes_what_it_loads() -> None:
 # Audit events report each name that is unpickled, and each shell.
 WATCHED = """
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 import numpy as np
 import jaxnn as jn
 from tests import tiny

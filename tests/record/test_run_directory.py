@@ -87,7 +87,8 @@ BUSY = r"another process is writing the run directory .*: wait for it, or choose
 
 
 def test_second_writer_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    path, points, short = write_run(tmp_path / "run"), jn.grid(seed=[0, 1]), tiny.experiment(num_steps=5)
+    path, points, short = tmp_path / "run", jn.grid(seed=[0, 1]), tiny.experiment(num_steps=5)
+    tiny.fit(short, path)
     jn.sweep(short, points, run_dir=tmp_path / "sweep", vmap_size=2, devices=1, **tiny.HOW)
     before = contents(tmp_path)
     with open_record(path), open_record(tmp_path / "sweep"):

@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import os
 import signal
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -168,16 +168,13 @@ def test_interruption_restores_handlers_and_works_in_threads() -> None:
         assert signal.getsignal(signal.SIGINT) != before[0]
         raise RuntimeError
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-    seen: list[int | None] = []
 
-    def work() -> None:
+    def signum() -> int | None:
         with interruptible() as interruption:
-            seen.append(interruption.signum)
+            return interruption.signum
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [None]
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(signum).result() is None
 
 
 def loading(signum: int) -> jn.Experiment[Any]:

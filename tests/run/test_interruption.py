@@ -9,39 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import chex
 import pytest
 
+import jaxnn as jn
 from tests import processes, shell, tiny
 from tests.record.files import untimed
 
 pytestmark = pytest.mark.slow
 
 DEADLINE = 120.0
-# Leaves every array of its last state in final.npz.
-DIGITS = """
-import dataclasses, jax, numpy as np, optax
-import jaxnn as jn
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    batch_size: int = 32
-    num_steps: int = 3_000
-    seed: int = 0
-
-experiment = jn.Experiment(
-    Config(),
-    data=lambda config: jn.data.digits(),
-    task=lambda config: jn.tasks.classification(jn.models.MLP((64, 64, 10), dropout=0.2)),
-    optimizer=lambda config: optax.adamw(jn.schedules.cosine(1e-2, config.num_steps)),
-)
-if __name__ == "__main__":
-    run = jn.main(experiment)
-    state = run.state._replace(key=jax.random.key_data(run.state.key))
-    np.savez(run.dir / "final.npz", *jax.tree.leaves(state))
-"""
-CADENCES = ("--checkpoint-every", "200", "--report-every", "100", "--steps-per-call", "50")
 NUM_REPORTS = 30
+FLAGS = ("--num-steps", 30_000, "--report-every", 1000, "--checkpoint-every", 2000, "--steps-per-call", 500)
 
 
 def command(script: Path, *flags: object) -> list[object]:
@@ -54,14 +33,13 @@ def num_reports(path: Path) -> int:
 
 
 def test_killed_and_interrupted_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
-    (tmp_path / "digits_dropout.py").write_text(DIGITS)
     path, undisturbed, draw = tmp_path / "run", tmp_path / "undisturbed", random.Random(0)
 
     def run(path: Path, until: Callable[[], bool] = lambda: False, signum: int = 0) -> tuple[int, str]:
         """Starts or resumes the run in ``path`` and sends a signal; returns the exit status and what it printed."""
-        where = ("--resume", path) if (path / "run.json").exists() else ("--run-dir", path, *CADENCES)
-        digits = command(tmp_path / "digits_dropout.py", *where)
-        with processes.started([digits], JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled")) as running:
+        where = ("--resume", path) if (path / "run.json").exists() else ("--run-dir", path, *FLAGS)
+        script = command(shell.ROOT / "tests" / "several.py", 1, *where)
+        with processes.started([script], JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled")) as running:
             deadline = time.monotonic() + DEADLINE
             while signum and running.processes[0].poll() is None and not until():
                 assert time.monotonic() < deadline
@@ -83,9 +61,7 @@ def test_killed_and_interrupted_run_equals_an_undisturbed_one(tmp_path: Path) ->
     assert untimed(path) == untimed(undisturbed) and num_reports(path) == NUM_REPORTS
     resumed = tiny.read(path)["resumed"]
     assert resumed[-1]["step"] > 0 and all(entry["changed"] == [] for entry in resumed)
-    with np.load(path / "final.npz") as found, np.load(undisturbed / "final.npz") as expected:
-        assert list(found) == list(expected)
-        assert all(found[name].tobytes() == expected[name].tobytes() for name in expected)
+    chex.assert_trees_all_equal(jn.load_checkpoint(path), jn.load_checkpoint(undisturbed))
 
 
 # XLA compiles it for longer the deeper it is, and computes it for longer the more loops it has.

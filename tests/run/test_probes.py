@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import numpy as np
 import optax
@@ -25,30 +26,15 @@ def samples(run: jn.Run) -> dict[str, Any]:
     return {"accuracy": correct.mean(), "spots": SPOTS, "words": f"after {run.state.step}", "curves": run.plot()}
 
 
-class Spy:
+def spying() -> Mock:
     """A writer with all methods, and what was called."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-
-    def open(self, facts: WriterFacts) -> None:
-        self.calls.append(("open", facts))
-
-    def write(self, lines: Any) -> None:
-        self.calls.append(("write", *[(line["step"], line.get("member")) for line in lines]))
-
-    def media(self, name: str, content: Any, step: int) -> None:
-        self.calls.append((name, content if isinstance(content, str) else (content.dtype, content.ndim), step))
-
-    def close(self) -> None:
-        self.calls.append(("close",))
+    return Mock(spec=("open", "write", "media", "close"))
 
 
 def test_probes_are_recorded_and_reach_writers(tmp_path: Path) -> None:
-    spy = Spy()
-    run = tiny.fit(
-        tiny.experiment(), tmp_path / "run", probes=(samples,), writers=(spy,), monitor="samples/accuracy", patience=1
-    )
+    spy = spying()
+    how = {"probes": (samples,), "writers": (spy,), "monitor": "samples/accuracy", "patience": 1}
+    run = tiny.fit(tiny.experiment(), tmp_path / "run", **how)
     # The probe's state and data are those of the evaluation.
     evaluated = [line for line in tiny.lines(run.dir) if "test_accuracy" in line]
     assert [line["step"] for line in evaluated] == [10, 20]
@@ -59,16 +45,14 @@ def test_probes_are_recorded_and_reach_writers(tmp_path: Path) -> None:
     assert (folder / "words" / "10.txt").read_text() == "after 10"
     with Image.open(folder / "spots" / "20.png") as picture:
         assert np.array_equal(np.asarray(picture.convert("L")), [[0, 128], [255, 255]])
-    pixels = (np.dtype(np.uint8), 3)
-    opened, *calls, last, closed = spy.calls
-    assert opened == ("open", WriterFacts("tiny", run.dir, {**vars(tiny.Config())}))
-    assert [call for call in calls if call[0] == "write"] == [("write", (n, None)) for n in (5, 10, 15, 20)]
-    assert [call for call in calls if call[0].startswith("samples")] == [
-        (f"samples/{name}", f"after {n}" if name == "words" else pixels, n)
-        for n in (10, 20)
-        for name in ("spots", "words", "curves")
-    ]
-    assert (last, closed) == (("curves", pixels, 20), ("close",))
+    spy.open.assert_called_once_with(WriterFacts("tiny", run.dir, {**vars(tiny.Config())}))
+    assert [[line["step"] for line in call.args[0]] for call in spy.write.call_args_list] == [[5], [10], [15], [20]]
+    media = [call.args for call in spy.media.call_args_list]
+    expected = [(f"samples/{name}", step) for step in (10, 20) for name in ("spots", "words", "curves")]
+    assert [(name, step) for name, _, step in media] == [*expected, ("curves", 20)]
+    for name, content, step in media:
+        assert content == f"after {step}" if name == "samples/words" else (content.dtype, content.ndim) == (np.uint8, 3)
+    assert (spy.method_calls[0], spy.method_calls[-1]) == (spy.open.mock_calls[0], call.close())
 
 
 def test_pictures_in_a_grid_are_drawn_in_rows_and_columns() -> None:
@@ -93,13 +77,13 @@ def test_probes_that_fail_are_named(tmp_path: Path, probe: Any, words: str) -> N
 
 
 def test_sweep_opens_writers_and_reports_norms(tmp_path: Path) -> None:
-    spy, rates = Spy(), [0.125, 0.25]
+    spy, rates = spying(), [0.125, 0.25]
     experiment = tiny.experiment(optimizer=lambda config: jn.optim.with_norms(optax.sgd(config.learning_rate)))
     how = {**tiny.HOW, "vmap_size": 2, "devices": 1, "run_dir": tmp_path / "sweep", "writers": (spy,)}
     sweep = jn.sweep(experiment, jn.grid(learning_rate=rates), **how)
-    _, facts = spy.calls[0]
+    (facts,) = spy.open.call_args.args
     assert facts.members == {n: {"learning_rate": rate} for n, rate in enumerate(rates)} and facts.path == sweep.dir
-    assert [call[0] for call in spy.calls] == ["open", *["write"] * 4, "sweep", "close"]
+    assert [name for name, *_ in spy.method_calls] == ["open", *["write"] * 4, "media", "close"]
     # The update of plain SGD is the gradient times the rate.
     for line in sweep.lines:
         assert line["train_update_norm"] == pytest.approx(rates[line["member"]] * line["train_gradient_norm"], rel=1e-5)
