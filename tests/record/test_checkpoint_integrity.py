@@ -15,6 +15,7 @@ import pytest
 import jaxnn as jn
 from jaxnn.record import Checkpoints, find_damage
 from jaxnn.types import RecordError
+from tests import tiny
 from tests.record.files import assert_equal, flip, make_state
 
 SUMS_FILE = "SHA256SUMS"
@@ -145,26 +146,33 @@ def test_unfinished_checkpoint_is_absent_and_older_ones_stay(
     assert Checkpoints(copy).steps() == [4]
 
 
-def test_name_comes_after_sums_and_goes_before_files(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    rename, remove = Path.rename, shutil.rmtree
+def test_metrics_and_sums_come_before_a_name_and_a_name_goes_before_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, named, removed = tmp_path / "run" / "checkpoints", [], []
+    sync, rename, remove = os.fsync, Path.rename, shutil.rmtree
+
+    def noted_sync(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("metrics.jsonl"):
+            named.append("metrics")
+        sync(descriptor)
 
     def noted_rename(path: Path, target: Path) -> Path:
-        if path.name == "4.unfinished":
-            seen.append(("named", Checkpoints(copy).steps(), find_damage(path)))
+        if path.name.endswith(".unfinished"):
+            named.append((target.name, Checkpoints(folder).steps(), find_damage(path)))
         return rename(path, target)
 
     def noted_remove(path: Path, **options: bool) -> None:
         if path.name.endswith(".removed"):
-            seen.append((path.name, Checkpoints(copy).steps(), find_damage(path)))
+            removed.append((path.name, Checkpoints(folder).steps(), find_damage(path)))
         remove(path, **options)  # type: ignore[call-overload]
 
+    monkeypatch.setattr(os, "fsync", noted_sync)
     monkeypatch.setattr(Path, "rename", noted_rename)
     monkeypatch.setattr(shutil, "rmtree", noted_remove)
-    checkpoints = Checkpoints(copy, keep_last=3, keep_best=0)
-    checkpoints.save(4, make_state(4), {})
-    checkpoints.close()
-    assert seen == [("named", [1, 2, 3], None), ("1.removed", [2, 3, 4], None)]
+    tiny.fit(tiny.experiment(), tmp_path / "run", checkpoint_every=10, keep_last=1, keep_best=0)
+    assert named == ["metrics", ("10", [], None), "metrics", ("20", [10], None)]
+    assert removed == [("10.removed", [20], None)]
 
 
 def test_remnants_of_a_killed_process_are_ignored_and_cleared(copy: Path) -> None:

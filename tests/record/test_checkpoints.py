@@ -150,7 +150,6 @@ def test_states_that_do_not_fit_are_named_in_one_line(run_dir: Path, tmp_path: P
     ):
         calls = (
             lambda: jn.load_checkpoint(tmp_path / "state", like),  # noqa: B023
-            lambda: jn.load_checkpoint(run_dir, like),  # noqa: B023
             lambda: Checkpoints(run_dir / "checkpoints").restore_newest(like),  # noqa: B023
         )
         for call in calls:

@@ -96,27 +96,6 @@ def test_metrics_after_the_checkpoint_are_cut_silently(undamaged: Path, halved: 
     assert tiny.read(halved)["resumed"][0]["damaged"] == [] and not list(halved.glob("metrics.damaged*"))
 
 
-def test_metrics_are_synced_before_their_checkpoint_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
-    sync, rename = os.fsync, Path.rename
-
-    def noted_sync(descriptor: int) -> None:
-        events.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
-        sync(descriptor)
-
-    def noted_rename(path: Path, target: Path) -> Path:
-        events.append(f"named {target.name}")
-        return rename(path, target)
-
-    monkeypatch.setattr(os, "fsync", noted_sync)
-    monkeypatch.setattr(Path, "rename", noted_rename)
-    tiny.fit(tiny.experiment(), tmp_path / "run", **EVERY)
-    kept = [event for event in events if event == "metrics.jsonl" or event.startswith("named")]
-    assert kept == ["metrics.jsonl", "named 10", "metrics.jsonl", "named 20"]
-
-
 def test_lines_without_their_member_are_damage(tmp_path: Path) -> None:
     (path := tmp_path / "{sweep}").mkdir()
     lines = '{"step": 5, "member": 0}', '{"step": 5, "mdmber": 1}', '{"step": 5, "member": 7}'

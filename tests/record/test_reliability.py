@@ -55,15 +55,19 @@ run = tiny.fit(tiny.experiment(), resume=folder / "run")
 run.best_state()
 jn.load_checkpoint(folder / "state", {"w": np.zeros(3)})
 print(run.summary.status, seen)
+loop = iter(jn.iterate(tiny.experiment(), run_dir=folder / "left", checkpoint_every=5, **tiny.HOW))
+print(next(loop).step)
 """
 
 
 @pytest.mark.slow
-def test_loading_a_run_and_a_state_unpickles_nothing(tmp_path: Path) -> None:
+def test_loading_unpickles_nothing_and_a_loop_left_open_at_exit_completes_its_record(tmp_path: Path) -> None:
     tiny.fit(tiny.experiment(), tmp_path / "run")
     jn.save_checkpoint(tmp_path / "state", {"w": np.ones(3)})
     done = shell.python("-c", WATCHED, tmp_path)
-    assert done.stdout.splitlines()[-1:] == ["finished []"], done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (0, "finished []\n5\n", "")
+    assert tiny.read(tmp_path / "left")["status"] == "interrupted"
+    assert tiny.fit(tiny.experiment(), resume=tmp_path / "left").summary.status == "finished"
 
 
 # --- benchmarks of reliability ---

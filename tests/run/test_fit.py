@@ -14,7 +14,7 @@ from flax import linen
 
 import jaxnn as jn
 from jaxnn.record import is_locked
-from tests import shell, tiny
+from tests import tiny
 
 
 def by_hand(experiment: jn.Experiment[Any]) -> tuple[jn.TrainState, dict[str, np.ndarray]]:
@@ -215,20 +215,3 @@ def test_leaving_the_loop_after_its_last_window_is_finished(tmp_path: Path) -> N
     for _ in iteration:
         break
     assert iteration.run.summary.status == tiny.read(tmp_path / "run")["status"] == "finished"
-
-
-OPEN = """
-import sys
-import jaxnn as jn
-from tests import tiny
-loop = iter(jn.iterate(tiny.experiment(), run_dir=sys.argv[1], checkpoint_every=5, **tiny.HOW))
-print(next(loop).step)
-"""
-
-
-@pytest.mark.slow
-def test_loop_left_open_at_exit_completes_the_record(tmp_path: Path) -> None:
-    done = shell.python("-c", OPEN, tmp_path / "run")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "5\n", "")
-    assert tiny.read(tmp_path / "run")["status"] == "interrupted"
-    assert tiny.fit(tiny.experiment(), resume=tmp_path / "run").summary.status == "finished"
