@@ -9,7 +9,8 @@ from tests import tiny
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> jn.Run:
     """The tiny experiment, trained for 20 steps without a break; copy the directory to change it."""
-    return tiny.fit(tiny.experiment(), tmp_path_factory.mktemp("whole") / "run", checkpoint_every=5)
+    path = tmp_path_factory.mktemp("whole") / "run"
+    return tiny.fit(tiny.experiment(), path, checkpoint_every=5, keep_last=4)
 
 
 @pytest.fixture(scope="module", autouse=True)

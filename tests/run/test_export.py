@@ -17,7 +17,6 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (11, 8, 8, 1)).astype(np.uint
 TOKENS = np.random.default_rng(0).integers(0, 7, (11, 5)).astype(np.int32)
 M = jn.models
 MODELS: dict[str, tuple[Any, np.ndarray]] = {
-    "mlp": (M.MLP((4, 3)), IMAGES),
     "cnn": (M.CNN(3, blocks=((4,),), dense=(4,), batch_norm=True), IMAGES),
     "lstm": (M.RecurrentClassifier(3, vocabulary_size=7, features=4, pad_id=0), TOKENS),
     "gpt": (M.GPT(7, num_layers=1, features=8, num_heads=2, max_length=5), TOKENS),
@@ -49,7 +48,7 @@ for file in sorted(pathlib.Path(sys.argv[1]).glob("*.stablehlo")):
     model = jax.export.deserialize(bytearray(file.read_bytes()))
     with np.load(file.with_suffix(".npz")) as arrays:
         expected = dict(arrays)
-    for count in (3, 11) if file.stem == "mlp" else (3,):
+    for count in (3, 11) if file.stem == "cnn" else (3,):
         outputs = model.call(expected["inputs"][:count])
         np.testing.assert_allclose(outputs, expected["outputs"][:count], rtol=1e-4, atol=1e-5)
     print(file.stem)
@@ -75,7 +74,7 @@ def test_one_file_has_several_platforms_and_a_given_batch(runs: dict[str, jn.Run
     np.testing.assert_allclose(exported.call(IMAGES[:5]), runs["cnn"].predict(IMAGES[:5]), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "lstm", "gpt"])
+@pytest.mark.parametrize("name", MODELS)
 def test_onnx_runtime_predicts_as_the_run(name: str, runs: dict[str, jn.Run], tmp_path: Path) -> None:
     pytest.importorskip("jax2onnx", reason="ONNX files need jaxnn[onnx]")
     onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX files need jaxnn[onnx]")
@@ -96,7 +95,7 @@ def test_what_onnx_lacks_is_named(tmp_path: Path) -> None:
 
 
 def test_wrong_exports_are_named(runs: dict[str, jn.Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = runs["mlp"]
+    run = runs["cnn"]
     for name, options, words in (
         ("model.pt", {}, "no suffix of a format to export to: .*'.onnx', '.safetensors', '.stablehlo'"),
         ("model.stablehlo", {"batch": 0}, "batch must be an integer >= 1, not 0"),
@@ -117,6 +116,5 @@ def test_variables_are_those_that_are_evaluated(runs: dict[str, jn.Run], tmp_pat
     path = run.export(tmp_path / "cnn.safetensors")
     with safetensors.safe_open(path, "np") as file:
         assert {"params.Conv_0.kernel", "batch_stats.BatchNorm_0.mean"} <= set(file.keys())
-    model, variables = MODELS["cnn"][0], jn.load_weights(path)
-    outputs = model.apply(variables, IMAGES.astype(np.float32) / 255)
+    outputs = jax.jit(MODELS["cnn"][0].apply)(jn.load_weights(path), IMAGES.astype(np.float32) / 255)
     np.testing.assert_allclose(outputs, run.predict(IMAGES), rtol=1e-5, atol=1e-5)

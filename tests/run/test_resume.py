@@ -20,23 +20,16 @@ from jaxnn.run import check_same_config, recorded_setup
 from tests import tiny
 from tests.record.files import contents, flip, untimed
 
-EVERY: dict[str, Any] = {"checkpoint_every": 5}
 TASK = jn.tasks.classification(tiny.MODEL)
 
 
-@pytest.fixture(scope="module")
-def kept_half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("half") / "run"
-    for report in jn.iterate(tiny.experiment(), run_dir=path, **EVERY, **tiny.HOW):
-        if report.step == 10:
-            break
-    return path
-
-
 @pytest.fixture
-def half(kept_half: Path, tmp_path: Path) -> Path:
-    """A copy of a run that was left after step 10 of 20: it has the checkpoints of steps 5 and 10."""
-    return shutil.copytree(kept_half, tmp_path / "run")
+def half(whole: jn.Run, tmp_path: Path) -> Path:
+    """A copy of the run without its last checkpoints: it has those of steps 5 and 10 of 20."""
+    path = shutil.copytree(whole.dir, tmp_path / "run")
+    for step in ("15", "20"):
+        shutil.rmtree(path / "checkpoints" / step)
+    return path
 
 
 class Normalized(linen.Module):
@@ -248,7 +241,7 @@ def test_sweep_resumes_from_the_checkpoint_before(tmp_path: Path, capsys: pytest
     how = {**tiny.HOW, "vmap_size": 2, "devices": 1}
     expected = jn.sweep(tiny.experiment(), points, record=False, **how)
     with pytest.raises(Killed):
-        jn.sweep(tiny.experiment(), points, run_dir=path, writers=(Killer(),), **how, **EVERY)
+        jn.sweep(tiny.experiment(), points, run_dir=path, writers=(Killer(),), checkpoint_every=5, **how)
     newest = max((path / "groups" / "0").iterdir(), key=lambda path: int(path.name))
     flip(newest / "default" / "_METADATA")
     rest = jn.sweep(tiny.experiment(), resume=path, progress="plain", devices=1, writers=())
@@ -312,25 +305,18 @@ def test_missing_devices_of_the_record_are_named(monkeypatch: pytest.MonkeyPatch
         resumed_layout({"devices": 2}, {})
 
 
-def test_run_resumes_on_fewer_devices_and_reports_it(whole: jn.Run, tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    tiny.fit(tiny.experiment(), path, devices=2, checkpoint_every=10)
-    shutil.rmtree(path / "checkpoints" / "20")
-    last = tiny.fit(tiny.experiment(), resume=path, devices=1)
-    assert last.summary.metrics == pytest.approx(whole.summary.metrics, rel=1e-4)
-    (entry,) = tiny.read(path)["resumed"]
-    assert (entry["step"], entry["changed"]) == (10, ["the layout data data=2 → single"])
-
-
-def test_another_kind_of_device_is_reported(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_devices_are_reported(half: Path, whole: jn.Run, capsys: pytest.CaptureFixture[str]) -> None:
     facts = tiny.read(half)
     gpu = {"backend": "gpu", "devices": [{"platform": "gpu", "kind": "NVIDIA H100"}]}
     elsewhere = facts | {"devices": facts["devices"] | gpu}
     write_json(half / "run.json", elsewhere | {"options": facts["options"] | {"device": "cpu"}})
     tiny.fit(tiny.experiment(num_steps=15), resume=half)
     assert tiny.read(half)["resumed"][-1]["changed"] == ["num_steps 20 → 15"], "it computed on the CPU"
-    write_json(half / "run.json", elsewhere)
-    tiny.fit(tiny.experiment(task=lambda config: DERIVED), resume=half, progress="plain")
-    changed = ["the device NVIDIA H100 → cpu", "the evaluation"]
-    assert f"not bit for bit, since these changed: {'; '.join(changed)}" in capsys.readouterr().out
+    two = {"layout": {"strategy": "data", "mesh": {"data": 2}}, "options": facts["options"] | {"devices": 2}}
+    write_json(half / "run.json", elsewhere | two)
+    experiment = tiny.experiment(task=lambda config: DERIVED)
+    last = tiny.fit(experiment, resume=half, devices=1, progress="plain")
+    assert last.summary.metrics == pytest.approx(whole.summary.metrics | {"test_z": 1.0})
+    changed = ["the layout data data=2 → single", "the device NVIDIA H100 → cpu", "the evaluation"]
+    assert f"not bit for bit, since these changed: {'; '.join(changed)}" in " ".join(capsys.readouterr().out.split())
     assert tiny.read(half)["resumed"][-1]["changed"] == changed
