@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import jaxnn as jn
-from tests import shell, tiny
+from tests import draws, shell, tiny
 
 pytest.importorskip("flatbuffers", reason="StableHLO files need jaxnn[export]")
 IMAGES = np.random.default_rng(0).integers(0, 256, (11, 8, 8, 1)).astype(np.uint8)
@@ -37,7 +37,11 @@ def runs() -> dict[str, jn.Run]:
     def run_of(model: Any, inputs: np.ndarray) -> jn.Run:
         data, optimizer = jn.data.arrays((inputs, np.arange(11))), jn.optim.with_ema(optax.sgd(9.0), 0.5)
         parts = {"task": lambda config: task_of(model), "optimizer": lambda config: optimizer}
-        return tiny.fit(tiny.experiment(data=data, num_steps=2, **parts), steps_per_call=1)
+        # Given parameters, since the initializers of some layers compile for seconds.
+        example = inputs[:1] / np.float32(255) if inputs is IMAGES else inputs[:1]
+        params = draws.variables(model, example)["params"]
+        experiment = tiny.experiment(data=data, params=lambda config: params, num_steps=2, **parts)
+        return tiny.fit(experiment, steps_per_call=1)
 
     return {name: run_of(*parts) for name, parts in MODELS.items()}
 
