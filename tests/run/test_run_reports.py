@@ -28,6 +28,7 @@ from tests.acting import acting
 
 # Seconds: what is a stall, and how long these tests hang.
 BOUND, HANG = 0.2, 0.7
+RATES = jn.grid(learning_rate=[0.1, 0.2])
 
 
 class Scene:
@@ -223,9 +224,8 @@ def test_each_process_of_several_reports_for_itself_and_then_its_stacks(
 
 
 def test_sweep_is_watched(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    points = jn.grid(learning_rate=[0.1, 0.2])
     how = {**tiny.HOW, "progress": "plain", "resident": False, "stall_after": BOUND}
-    sweep = jn.sweep(slow_data(), points, run_dir=tmp_path / "sweep", vmap_size=2, devices=1, **how)
+    sweep = jn.sweep(slow_data(), RATES, run_dir=tmp_path / "sweep", vmap_size=2, devices=1, **how)
     assert sweep.status == "finished"
     stalls = tiny.read(tmp_path / "sweep", "sweep.json")["summary"]["stalls"]
     assert 10 in [stall["step"] for stall in stalls if stall["where"] == "data"]
@@ -247,11 +247,11 @@ def test_device_is_printed_first_and_a_slow_stage_announced(swept: bool, capsys:
             printed.append(capsys.readouterr().out)
         return tiny.splits()
 
-    experiment, how = dataclasses.replace(tiny.experiment(), data=load), {**tiny.HOW, "progress": "plain"}
+    experiment, how = dataclasses.replace(tiny.experiment(), data=load), {"progress": "plain", "resident": False}
     if swept:
-        jn.sweep(experiment, jn.grid(seed=[0, 1]), vmap_size=2, devices=1, record=False, **how)
+        jn.sweep(experiment, RATES, vmap_size=2, devices=1, record=False, **tiny.HOW | how)
     else:
-        tiny.fit(experiment, progress="plain")
+        tiny.fit(experiment, **how)
     assert "device " in printed[0] and "loading the data" not in printed[0]
     assert "loading the data" in "".join(printed), "not announced while it lasted"
     assert "device " not in capsys.readouterr().out
@@ -339,7 +339,9 @@ def test_step_is_traced_once_for_all_reports() -> None:
 def test_flax_convolutions_are_measured_in_a_loop_of_two_steps(tmp_path: Path) -> None:
     images = np.random.default_rng(0).normal(size=(37, 4, 4, 1)).astype(np.float32), tiny.points(37)[1]
     model = linen.Sequential([linen.Conv(3, (3, 3), use_bias=False), lambda hidden: hidden.mean((1, 2))])
-    experiment = tiny.experiment(data=jn.data.arrays(images), model=model, num_steps=2)
+    params = {"layers_0": {"kernel": np.ones((3, 3, 1, 3), np.float32)}}
+    data = jn.data.arrays(images)
+    experiment = tiny.experiment(data=data, model=model, params=lambda config: params, num_steps=2)
     run = tiny.fit(experiment, tmp_path / "run", steps_per_call=None, report_every=2)
     expected = ["1", "2"] if jax.default_backend() == "cpu" else ["2"]
     assert list(tiny.read(run.dir)["seconds_per_step_measured"]) == expected
