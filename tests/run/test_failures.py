@@ -29,11 +29,12 @@ def exploding(bad_step: int) -> jn.Experiment[tiny.Config]:
     """SGD whose gradient at update ``bad_step`` is NaN: the loss of the step after it is the first bad one."""
 
     def poison() -> optax.GradientTransformation:
-        def update(updates: Any, count: jax.Array, params: Any = None) -> tuple[Any, jax.Array]:
-            factor = jnp.where(count + 1 == bad_step, jnp.nan, 1.0)
-            return jax.tree.map(lambda leaf: leaf * factor, updates), count + 1
+        def update(updates: Any, left: jax.Array, params: Any = None) -> tuple[Any, jax.Array]:
+            factor = jnp.where(left == 1, jnp.nan, 1.0)
+            return jax.tree.map(lambda leaf: leaf * factor, updates), left - 1
 
-        return optax.GradientTransformation(lambda params: jnp.int32(0), update)
+        # The step is part of the state, so one program serves all steps.
+        return optax.GradientTransformation(lambda params: jnp.int32(bad_step), update)
 
     return tiny.experiment(optimizer=lambda config: optax.chain(optax.sgd(0.1), poison()), num_steps=40)
 
