@@ -122,8 +122,3 @@ def cached(program_cache: pathlib.Path) -> Iterator[None]:
 def uncached(cached: None) -> None:
     """Compiles every program, for tests of compiling."""
     use_cache(None, 0.0)
-
-
-@pytest.fixture(scope="module")
-def compiled_once() -> None:
-    """To be removed."""

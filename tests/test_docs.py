@@ -19,7 +19,6 @@ SLOW = (
     *("batch_size", "fine_tune", "many_seeds", "models_from_elsewhere"),
     *("own_parts", "own_step", "own_task", "several_devices", "trees", "use_a_model"),
 )
-pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def blocks(page: Path, *languages: str) -> list[str]:

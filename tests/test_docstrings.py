@@ -74,7 +74,6 @@ SETS = ("mnist", "fashion_mnist", "cifar10", "cats_vs_dogs", "imdb", "ptb", "sms
 REAL = {f"jn.data.{name}(": name for name in SETS} | {"jn.data.ag_news(": "ag_news_test"}
 # Examples with these calls need an optional library.
 OPTIONAL = {"run.export(": "flatbuffers", "_weights(": "safetensors"}
-pytestmark = pytest.mark.usefixtures("compiled_once")
 NAMES = {"jax": jax, "jnp": jnp, "np": np, "optax": optax, "linen": linen, "jn": jn, "Path": Path}
 
 

@@ -19,7 +19,6 @@ STEPS = ["cartpole_ppo", "digits_dp_sgd", "digits_gan", "digits_sam"]
 # Most of the time to train for two steps is that of compiling.
 FAST = ["sketches.callbacks", "digits_sam"]
 TRAINED = [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SKETCHES + STEPS if name not in FAST)]
-pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def experiment_of(name):

@@ -140,7 +140,11 @@ def _check_resumed(run_dir: Path, resumes_before: int, newest: int, found: Kills
     if len(resumed) > resumes_before:
         took = resumed[-1]["step"]
         claim(took == newest, f"{run_dir} resumed from step {took}, not from the newest checkpoint, {newest}")
-        claim(not resumed[-1]["damaged"], f"{run_dir} has checkpoints that a kill damaged: {resumed[-1]['damaged']}")
+        # Before its first checkpoint a run starts again, and says so.
+        claim(
+            newest == 0 or not resumed[-1]["damaged"],
+            f"{run_dir} has checkpoints that a kill damaged: {resumed[-1]['damaged']}",
+        )
         claim(not resumed[-1]["changed"], f"{run_dir} resumed with changes: {resumed[-1]['changed']}")
         found.resumes += 1
     return len(resumed) > resumes_before

@@ -17,7 +17,7 @@ from tests import shell, swept, tiny
 
 
 @pytest.fixture(scope="module")
-def finished(compiled_once: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("command") / "finished"
     tiny.fit(tiny.experiment(), folder)
     return folder

@@ -11,7 +11,7 @@ from jaxnn.cli import enable_compile_cache
 
 
 @pytest.fixture
-def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled_once: None) -> Path:
+def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The place of the user's cache; JAX is configured to use none."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     jax.config.update("jax_compilation_cache_dir", None)

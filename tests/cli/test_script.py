@@ -22,8 +22,6 @@ from tests import shell, tiny
 
 QUICK = ["--progress", "none", "--steps-per-call", "5", "--report-every", "5", "--eval-every", "10"]
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 
 def script(*arguments: object, experiment: jn.Experiment[Any] | None = None) -> jn.Run:
     """A script's run in this process."""

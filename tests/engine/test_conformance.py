@@ -211,6 +211,6 @@ def on_devices() -> Iterator[Any]:
 
 
 # Both average over the devices: statistics of a batch, and tokens, of which devices have unequal numbers.
-@pytest.mark.parametrize(("name", "strategy"), on_devices())
+@pytest.mark.parametrize(("name", "strategy"), [*on_devices()])
 def test_a_step_on_four_devices_equals_that_on_one(name: str, strategy: str) -> None:
     check(name, strategy)

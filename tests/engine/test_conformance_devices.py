@@ -17,8 +17,6 @@ from jaxnn.types import Batch
 from tests import tiny
 from tests.engine.test_conformance import BATCH_SIZE, TABLE
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 # One of each strategy; test_conformance.py has a step of every row on several devices.
 RUNS = [("MLP", "fsdp"), ("CNN with batch norm", "data"), ("GPT", "pmap"), ("a Flax NNX module", "data")]
 

@@ -12,7 +12,6 @@ import jaxnn as jn
 from jaxnn.engine import resolve_cadences
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
 TASK = jn.tasks.classification(tiny.MODEL)
 # As many as in the test split: one program evaluates both.
 SHIFTED = (tiny.points(23, 2)[0] + 1, tiny.points(23, 2)[1])

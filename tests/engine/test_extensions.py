@@ -14,8 +14,6 @@ import pytest
 import jaxnn as jn
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 
 class Table:
     def __init__(self) -> None:

@@ -16,8 +16,6 @@ import pytest
 import jaxnn as jn
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 TASK = jn.tasks.classification(jn.models.MLP((4, 3)))
 BATCH = jn.Batch(np.ones((8, 3), np.float32), np.zeros(8, np.int32), np.ones(8, np.float32))
 # Two calls of one length.

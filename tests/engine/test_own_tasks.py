@@ -17,8 +17,6 @@ import pytest
 import jaxnn as jn
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 FIRST = tiny.points(tiny.NUM_TEST, 1)[0][0, 0]
 SIZES = np.arange(7.0, dtype=np.float32)
 

@@ -39,7 +39,7 @@ def test_lower_ahead_compiles_and_times_each_stage() -> None:
     assert not entry.cache_hit and entry.saved_seconds == 0.0
 
 
-def test_hits_of_the_persistent_cache_count(compiled_once: None) -> None:
+def test_hits_of_the_persistent_cache_count() -> None:
     first, second = (lower_ahead(lambda x: x @ x.T + 17.5, "square", "test", X[0, 0]).compile()[1] for _ in range(2))
     assert not first.cache_hit and second.cache_hit
     assert 0.0 <= second.saved_seconds <= first.compile_seconds

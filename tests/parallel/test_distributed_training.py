@@ -22,7 +22,7 @@ from jaxnn.run import RESUMABLE
 from tests import processes, several, tiny
 from tests.processes import Started, free_port, started
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
+pytestmark = [pytest.mark.slow]
 
 SECONDS = 150
 

@@ -24,8 +24,6 @@ from jaxnn.parallel import SINGLE_DEVICE, STRATEGIES, Layout, Strategy, find_str
 from jaxnn.types import PyTree, TrainState
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 SQUARE = TrainState(np.int32(0), {"w": np.zeros((32, 32), np.float32)}, {}, (), np.uint32(0))
 NARROW = SQUARE._replace(params={"w": np.zeros((32, 6), np.float32)})
 

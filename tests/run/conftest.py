@@ -11,8 +11,3 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> jn.Run:
     """The tiny experiment, trained for 20 steps without a break; copy the directory to change it."""
     path = tmp_path_factory.mktemp("whole") / "run"
     return tiny.fit(tiny.experiment(), path, checkpoint_every=5, keep_last=4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cached(compiled_once: None) -> None:
-    """Caches compiled programs: these tests train one network many times."""

@@ -18,8 +18,6 @@ from tests import shell, tiny
 
 QUICK = ["--progress", "none", "--steps-per-call", "5", "--report-every", "5", "--eval-every", "10", "--vmap-size", "2"]
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 
 @dataclasses.dataclass(frozen=True)
 class Model:

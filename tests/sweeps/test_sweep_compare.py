@@ -16,8 +16,6 @@ from jaxnn.sweeps import Sweep, bootstrap_interval, compare, mean_difference, se
 from jaxnn.types import ConfigError, RecordError
 from tests import swept, tiny
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 NAN = math.nan
 
 type Sides = Callable[..., Sweep]

@@ -17,8 +17,6 @@ from flax import linen
 import jaxnn as jn
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 HOW: dict[str, Any] = {"report_every": 3, "eval_every": 6, "steps_per_call": 3, "progress": "none"}
 
 

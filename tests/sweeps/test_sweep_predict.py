@@ -11,8 +11,6 @@ import pytest
 import jaxnn as jn
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 
 @dataclasses.dataclass(frozen=True)
 class Config(tiny.Config):

@@ -27,7 +27,7 @@ FOUR = jn.grid(learning_rate=[0.1, 0.05, 0.01, 0.02])
 
 
 @pytest.fixture(scope="module")
-def cluster(compiled_once: None) -> Iterator[Any]:
+def cluster() -> Iterator[Any]:
     """Ray on this machine with two workers, which can import what a test module defines."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
     path = os.pathsep.join([str(shell.ROOT), str(shell.ROOT / "tests" / "sweeps")])

@@ -18,8 +18,6 @@ from jaxnn.record import open_record
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import shell, tiny
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 HOW: dict[str, Any] = {**tiny.HOW, "vmap_size": 2, "devices": 1}
 # Two groups of four members, numbered in turns.
 POINTS = jn.grid(learning_rate=[0.01, 0.1, 0.2, 0.3], batch_size=[8, 16])

@@ -22,8 +22,6 @@ from jaxnn.record import Checkpoints
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 HOW: dict[str, Any] = {**tiny.HOW, "vmap_size": 2, "devices": 1}
 # Two groups of two chunks: most tests share their programs.
 LONG = tiny.experiment(num_steps=30)

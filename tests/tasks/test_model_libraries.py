@@ -15,8 +15,6 @@ import jaxnn as jn
 from jaxnn.tasks import as_model
 from tests import elsewhere, test_docs, tiny
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
-
 INPUTS, KEY = tiny.points(8)[0], jax.random.key(0)
 MODELS = elsewhere.models(3)
 

@@ -16,7 +16,6 @@ import jaxnn as jn
 from jaxnn import trees
 from tests import native, tiny
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
 ROWS = 96
 QUERIES = np.repeat(np.arange(4), [5, 1, 7, 11])
 HOW: Any = {"steps_per_call": 2, "report_every": 2}
@@ -55,7 +54,7 @@ def experiment(objective: Any = None, data: Any = None, **settings: Any) -> jn.E
 
 
 @pytest.fixture(scope="module")
-def trained(compiled_once: None) -> jn.Run:
+def trained() -> jn.Run:
     return tiny.fit(experiment(), **HOW)
 
 

@@ -8,7 +8,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from jaxnn import trees
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
+pytestmark = [pytest.mark.slow]
 ESTIMATORS = [
     one(num_trees=20, max_depth=3) for one in (trees.GradientBoostingRegressor, trees.GradientBoostingClassifier)
 ]
