@@ -35,32 +35,57 @@ class Case(NamedTuple):
     lhs_dilation: tuple[int, ...] | None = None
     rhs_dilation: tuple[int, ...] | None = None
 
-    def arrays(self, dtype: Any = jnp.float32, seed: int = 0) -> tuple[jax.Array, jax.Array]:
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         inputs, outputs = self.features
-        x = draws.normal(seed, self.batch, *self.size, inputs, dtype=dtype)
-        return x, draws.normal(seed + 1, *self.kernel, inputs // self.groups, outputs, dtype=dtype)
+        return (self.batch, *self.size, inputs), (*self.kernel, inputs // self.groups, outputs)
 
-    def exact(self, x: Any, kernel: Any) -> np.ndarray:
-        """By the definition, in float64: for each tap of the kernel the product with the inputs that it meets."""
+    def arrays(self, dtype: Any = jnp.float32, seed: int = 0) -> tuple[jax.Array, jax.Array]:
+        x, kernel = (draws.normal(seed + k, *shape, dtype=dtype) for k, shape in enumerate(self.shapes()))
+        return x, kernel
+
+    def exact(self, x: Any, kernel: Any, weights: Any = 0.0) -> list[np.ndarray]:
+        """Output, and the gradients of its sum weighed by ``weights``: by the definition, in float64.
+
+        For each tap of the kernel, the products with the inputs that it meets.
+        """
+        x, kernel = np.float64(x), np.float64(kernel)
         rank, groups = len(self.size), self.groups
         spread, apart = (given or (1,) * rank for given in (self.lhs_dilation, self.rhs_dilation))
         size = [(length - 1) * step + 1 for length, step in zip(self.size, spread, strict=True)]
         window = [(length - 1) * step + 1 for length, step in zip(self.kernel, apart, strict=True)]
         pads = lax.padtype_to_pads(size, window, self.strides, self.padding) if isinstance(self.padding, str) else None
         pads = np.array(pads or self.padding)
-        dilated = np.zeros((len(x), *size, x.shape[-1]))
-        dilated[:, *(slice(None, None, step) for step in spread)] = x
-        cuts = [slice(max(-low, 0), length - max(-high, 0)) for length, (low, high) in zip(size, pads, strict=True)]
-        padded = np.pad(dilated[:, *cuts], [(0, 0), *np.maximum(pads, 0).tolist(), (0, 0)])
-        padded = padded.reshape(*padded.shape[:-1], groups, -1)
-        counts = (np.array(padded.shape[1 : 1 + rank]) - window) // self.strides + 1
-        total = np.zeros((len(x), *counts, groups, kernel.shape[-1] // groups))
+        # Input i is at low + step * i of the padded array, from which a negative padding crops.
+        margins = np.maximum(-pads, 0)
+        sizes = np.add(size, np.maximum(pads, 0).sum(1))
+        places = [
+            slice(max(low, 0), max(low, 0) + n, step) for (low, _), n, step in zip(pads, size, spread, strict=True)
+        ]
+        inside = [slice(low, length - high) for (low, high), length in zip(margins, sizes, strict=True)]
+
+        def grouped(array: Any) -> np.ndarray:
+            return np.moveaxis(array.reshape(*array.shape[:-1], groups, -1), -2, 0)
+
+        padded = np.zeros((len(x), *sizes, x.shape[-1]))
+        padded[:, *places] = x
+        padded = grouped(padded)
+        taps = grouped(kernel)
+        met = padded[:, :, *inside]
+        counts = (np.array(met.shape[2 : 2 + rank]) - window) // self.strides + 1
+        output = np.zeros((groups, len(x), *counts, kernel.shape[-1] // groups))
+        weights = grouped(np.broadcast_to(np.float64(weights), (len(x), *counts, kernel.shape[-1])))
+        to_padded, to_taps = np.zeros_like(padded), np.zeros_like(taps)
         for tap in np.ndindex(*self.kernel):
             starts = np.multiply(tap, apart)
             ends = starts + (counts - 1) * self.strides + 1
-            met = padded[:, *map(slice, starts, ends, self.strides)]
-            total += np.einsum("...gi,igo->...go", met, np.float64(kernel[tap]).reshape(-1, groups, total.shape[-1]))
-        return total.reshape(*total.shape[:-2], -1)
+            where = (slice(None), slice(None), *map(slice, starts, ends, self.strides))
+            rows = met[where].reshape(groups, -1, met.shape[-1])
+            columns = weights.reshape(groups, -1, weights.shape[-1])
+            output += (rows @ taps[:, *tap]).reshape(output.shape)
+            to_taps[:, *tap] = rows.swapaxes(1, 2) @ columns
+            to_padded[:, :, *inside][where] += (columns @ taps[:, *tap].swapaxes(1, 2)).reshape(met[where].shape)
+        joined = [np.moveaxis(array, 0, -2) for array in (output, to_padded[:, :, *places], to_taps)]
+        return [array.reshape(*array.shape[:-2], -1) for array in joined]
 
     def function(self, implementation: str | None = None, **options: Any) -> Callable[..., jax.Array]:
         return functools.partial(
@@ -85,7 +110,6 @@ GROUPS = Case((6, 7), (3, 3), (1, 2), features=(6, 4), groups=2, batch=9)
 FORMS = {"dense": DENSE, "chunks": CHUNKS, "product": PRODUCT, "depthwise": DEPTHWISE, "groups": GROUPS}
 CASES = {
     **FORMS,
-    "valid": Case((9, 8), (3, 4), (1, 1), "VALID"),
     "same_lower": Case((9, 8), (4, 2), (2, 2), "SAME_LOWER"),
     "explicit": Case((9, 8), (3, 3), (2, 3), ((2, 0), (1, 3)), features=(5, 3)),
     "cropped": Case((9, 8), (3, 3), (1, 1), ((-1, 2), (1, -2))),
@@ -102,9 +126,31 @@ CASES = {
     "groups of products": Case((6, 7), (1, 1), (2, 2), "VALID", features=(6, 4), groups=2),
     "1-D": Case((13,), (5,), (2,), features=(2, 3), batch=10),
     "1-D, depthwise": Case((13,), (5,), (1,), features=(4, 4), groups=4),
-    "1-D, groups": Case((13,), (3,), (3,), "VALID", groups=2),
     "3-D": Case((5, 4, 6), (3, 2, 3), (1, 2, 1), features=(2, 3)),
 }
+TRANSPOSED = {
+    "transposed": Case((4, 5), (3, 4), (1, 1), ((2, 1), (1, 3)), lhs_dilation=(2, 3)),
+    "transposed groups, dilated": Case(
+        (4, 5), (2, 3), (1, 1), ((0, 2), (3, 0)), groups=2, lhs_dilation=(3, 2), rhs_dilation=(2, 1)
+    ),
+    "transposed, padded beyond the kernel": Case((3,), (2,), (1,), ((4, 3),), lhs_dilation=(3,)),
+    "transposed, cropped": Case((4, 5), (3, 3), (1, 1), ((-2, 0), (-1, -3)), lhs_dilation=(2, 2)),
+    "3-D, transposed": Case((2, 3, 2), (2, 2, 1), (1, 1, 1), ((1, 1),) * 3, (2, 3), lhs_dilation=(2, 2, 2)),
+}
+# Enough work to be cut into parts, of unequal sizes too; the last more than one thread's share of features.
+LARGE = {
+    "even": Case((16, 16), (3, 3), (1, 1), features=(16, 24), batch=8),
+    "uneven": Case((16, 16), (3, 3), (2, 2), features=(16, 24), batch=7),
+    "few": Case((32, 32), (3, 3), (1, 1), features=(16, 24), batch=1),
+    "4x4 tiles": Case((15, 12), (3, 3), (1, 1), ((1, 1), (2, 0)), features=(32, 48), batch=5),
+    "2x2 tiles": Case((12, 9), (3, 3), (1, 1), ((0, 0), (0, 2)), features=(48, 16), batch=2),
+    "depthwise": Case((32, 32), (3, 3), (1, 1), features=(32, 32), groups=32, batch=5),
+}
+# oneDNN refuses strides and input dilation at once.
+SUPPORTED = {name: case for name, case in CASES.items() if not (case.lhs_dilation and max(case.strides) > 1)}
+implementations = pytest.mark.parametrize(
+    "implementation", ["channels_last", pytest.param("onednn", marks=native.needed)]
+)
 
 
 def with_gradients(function: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, ...]]:
@@ -117,81 +163,139 @@ def with_gradients(function: Callable[..., jax.Array]) -> Callable[..., tuple[ja
     return run
 
 
-def assert_exact(case: Case, x: Any, kernel: Any, results: Any, tolerance: float, name: str) -> None:
-    """The results of `with_gradients` by the definition, relative to the largest or to the norm."""
-    x, kernel, output, *gradients = (np.asarray(array, np.float64) for array in (x, kernel, *results))
-    exact = case.exact(x, kernel)
-    np.testing.assert_allclose(output, exact, rtol=0, atol=tolerance * np.abs(exact).max(), err_msg=name)
-    weights = np.float64(draws.normal(2, *output.shape, dtype=results[0].dtype))
-    # A convolution is linear in x and in the kernel: each gradient is compared along a random direction.
-    directions = [np.float64(array) for array in case.arrays(seed=3)]
-    changes = case.exact(directions[0], kernel), case.exact(x, directions[1])
-    for gradient, direction, change in zip(gradients, directions, changes, strict=True):
-        assert gradient.shape == direction.shape
-        error = abs(np.vdot(gradient, direction) - np.vdot(weights, change))
-        assert error <= tolerance * np.linalg.norm(gradient), name
+def assert_exact(case: Case, arrays: Any, results: Any, tolerance: float, name: str) -> None:
+    """The results of `with_gradients` by the definition, relative to the largest of each."""
+    weights = draws.normal(2, *results[0].shape, dtype=results[0].dtype)
+    for found, expected in zip(results, case.exact(*arrays, weights), strict=True):
+        found = np.float64(found)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max(), err_msg=name)
 
 
 def graded(cases: dict[str, Case], dtype: Any, implementation: str | None = None, **options: Any) -> dict[str, Any]:
-    """Value and gradients of all cases, by one program."""
+    """Value and gradients of all cases, by one program, which returns the same bits in every run."""
     runs = {name: with_gradients(case.function(implementation, **options)) for name, case in cases.items()}
     arrays = {name: case.arrays(dtype) for name, case in cases.items()}
-    return jax.device_get(jax.jit(lambda arrays: {name: run(*arrays[name]) for name, run in runs.items()})(arrays))
+    run = jax.jit(lambda arrays: {name: run(*arrays[name]) for name, run in runs.items()})
+    results = jax.device_get(run(arrays))
+    for _ in range(3):
+        jax.tree.map(np.testing.assert_array_equal, run(arrays), results)
+    return results
 
 
 def lowered(function: Callable[..., Any], *args: Any, **options: Any) -> str:
     return jax.jit(function).lower(*args).as_text(**options)
 
 
-def test_values_and_gradients_are_exact_in_float64() -> None:
-    with jax.enable_x64(True):
-        for name, results in graded(CASES, jnp.float64, "channels_last").items():
-            assert {result.dtype for result in results} == {np.dtype("float64")}
-            assert_exact(CASES[name], *CASES[name].arrays(jnp.float64), results, 1e-12, name)
+def assert_values_and_gradients_are_exact(implementation: str) -> None:
+    if implementation == "onednn":
+        cases, dtype, tolerance = SUPPORTED | TRANSPOSED | LARGE, "float32", 1e-5
+    else:
+        cases, dtype, tolerance = CASES, "float64", 1e-12
+    with jax.enable_x64(dtype == "float64"):
+        for name, results in graded(cases, dtype, implementation).items():
+            assert {str(result.dtype) for result in results} == {dtype}
+            assert_exact(cases[name], cases[name].arrays(dtype), results, tolerance, name)
+
+
+@implementations
+def test_values_and_gradients_are_exact(implementation: str) -> None:
+    assert_values_and_gradients_are_exact(implementation)
 
 
 def test_convolutions_run_where_jit_is_disabled_and_nan_is_found() -> None:
-    function, arrays = DENSE.function("channels_last"), DENSE.arrays()
+    arrays = DENSE.arrays()
     with jax.disable_jit():
-        results = with_gradients(function)(*arrays)
-    assert_exact(DENSE, *arrays, results, 1e-5, "dense")
+        results = with_gradients(DENSE.function())(*arrays)
+    assert_exact(DENSE, arrays, results, 1e-5, "dense")
     with jax.debug_nans(True), pytest.raises(FloatingPointError, match="channels_last_convolution"):
-        function(arrays[0] * jnp.inf, arrays[1] * 0)
+        DENSE.function("channels_last")(arrays[0] * jnp.inf, arrays[1] * 0)
 
 
 def test_bfloat16_is_kept_or_summed_in_the_preferred_element_type_and_chunks_in_float32() -> None:
-    narrow, wide = (graded(FORMS, jnp.bfloat16, preferred_element_type=dtype) for dtype in (None, jnp.float32))
-    for name, case in FORMS.items():
-        assert {str(result.dtype) for result in narrow[name]} == {"bfloat16"}
-        assert [str(result.dtype) for result in wide[name]] == ["float32", "bfloat16", "bfloat16"]
-        arrays = case.arrays(jnp.bfloat16)
-        assert_exact(case, *arrays, narrow[name], 3e-2, name)
-        assert_exact(case, *arrays, wide[name], 3e-2, name)
-        # Products of two bfloat16 are exact in float32: what is left is the rounding of its sums.
-        np.testing.assert_allclose(wide[name][0], case.exact(*arrays), atol=1e-5, err_msg=name)
+    cases = FORMS | LARGE
+    for wide in (None, "float32"):
+        for name, results in graded(cases, jnp.bfloat16, preferred_element_type=wide).items():
+            assert [str(result.dtype) for result in results] == [wide or "bfloat16", "bfloat16", "bfloat16"]
+            arrays = cases[name].arrays(jnp.bfloat16)
+            assert_exact(cases[name], arrays, results, 3e-2, name)
+            if wide and name in FORMS:
+                # Products of two bfloat16 are exact in float32: what is left is the rounding of its sums.
+                np.testing.assert_allclose(results[0], cases[name].exact(*arrays)[0], atol=1e-5, err_msg=name)
     case = Case((2,), (2,), (1,), "VALID", features=(1, 1), batch=4096)
-    ones = jnp.ones((4096, 2, 1), jnp.bfloat16), jnp.ones((2, 1, 1), jnp.bfloat16)
-    gradient = jax.jit(jax.grad(lambda kernel: case.function()(ones[0], kernel).sum()))(ones[1])
+    ones = np.ones((4096, 2, 1), jnp.bfloat16), np.ones((2, 1, 1), jnp.bfloat16)
+    gradient = jax.jit(jax.grad(lambda kernel, x: case.function()(x, kernel).sum()))(ones[1], ones[0])
     # One position of each example: 4096. Summed in bfloat16, of 8 bits, 2048 + 8 were 2048 again.
     np.testing.assert_array_equal(gradient, 4096.0)
 
 
-@pytest.mark.parametrize("axes", [(1, None), (None, -1), (0, 2)], ids=["inputs", "kernels", "both"])
-def test_vmap_equals_separate_runs_without_grouped_convolutions(axes: tuple[int | None, int | None]) -> None:
-    def members(case: Case) -> list[Any]:
-        pairs = zip(case.arrays(), axes, strict=True)
-        return [
-            a if axis is None else np.stack([scale * np.asarray(a) for scale in (1, -2, 3)], axis) for a, axis in pairs
-        ]
+def test_empty_batches_and_members_convolve() -> None:
+    layer = Conv(3, (3, 3))
+    params = draws.variables(layer, np.ones((1, 5, 4, 2), np.float32))
+    assert layer.apply(params, np.ones((0, 5, 4, 2), np.float32)).shape == (0, 5, 4, 3)
+    stacked = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), np.float32), params)
+    members = jax.vmap(layer.apply, (0, None))(stacked, np.ones((2, 5, 4, 2), np.float32))
+    assert members.shape == (0, 2, 5, 4, 3)
 
-    arrays = {name: members(case) for name, case in FORMS.items()}
-    runs = {name: jax.vmap(with_gradients(case.function("channels_last")), axes) for name, case in FORMS.items()}
+
+def test_second_derivatives_of_either_order_are_exact() -> None:
+    native_cases = {name: (LARGE | TRANSPOSED)[name] for name in ("4x4 tiles", "transposed groups, dilated")}
+    cases = {"dense": DENSE, "depthwise": DEPTHWISE, "groups": GROUPS} | (native_cases if native.USED else {})
+    given = {name: (case.arrays(), case.arrays(seed=5)) for name, case in cases.items()}
+
+    def derivatives(case: Case, arrays: Any, tangents: Any) -> Any:
+        def loss(*arrays: Any) -> jax.Array:
+            return (case.function()(*arrays) ** 3).sum()
+
+        def forward(*arrays: Any) -> jax.Array:
+            return jax.jvp(loss, arrays, tangents)[1]
+
+        return jax.jvp(jax.grad(loss, (0, 1)), arrays, tangents), jax.grad(forward, (0, 1))(*arrays)
+
+    run = jax.jit(lambda given: {name: derivatives(case, *given[name]) for name, case in cases.items()})
+    for name, ((slopes, pushed), by_forward) in run(given).items():
+        case, ((x, kernel), (x_tangent, kernel_tangent)) = cases[name], given[name]
+        y, change = (case.exact(*pair)[0] for pair in ((x, kernel), (x_tangent, kernel)))
+        change += case.exact(x, kernel_tangent)[0]
+        # The gradient of the sum of cubes is linear in 3 y², in x and in the kernel.
+        to_x, to_kernel = case.exact(x, kernel, 3 * y**2)[1:]
+        expected = case.exact(x, kernel, 6 * y * change)[1:]
+        expected[0] += case.exact(x, kernel_tangent, 3 * y**2)[1]
+        expected[1] += case.exact(x_tangent, kernel, 3 * y**2)[2]
+        for found, exact in zip([*slopes, *pushed, *by_forward], [to_x, to_kernel, *expected, *expected], strict=True):
+            np.testing.assert_allclose(found, exact, rtol=0, atol=2e-5 * np.abs(exact).max(), err_msg=name)
+
+
+@implementations
+@pytest.mark.parametrize("axes", [(1, None), (None, -1), (0, 2)], ids=["inputs", "kernels", "both"])
+def test_vmap_equals_separate_runs_without_grouped_convolutions(
+    axes: tuple[int | None, int | None], implementation: str
+) -> None:
+    cases = dict(FORMS)
+    if implementation == "onednn":
+        del cases["chunks"]  # which it does not form
+        cases |= {"4x4 tiles": LARGE["4x4 tiles"], "transposed": TRANSPOSED["transposed"]}
+    factors = np.float32([1, -2, 3])
+
+    def members(array: Any, axis: int | None) -> np.ndarray:
+        return np.asarray(array) if axis is None else np.stack([factor * array for factor in factors], axis)
+
+    arrays = {name: [*map(members, case.arrays(), axes)] for name, case in cases.items()}
+    runs = {name: jax.vmap(with_gradients(case.function(implementation)), axes) for name, case in cases.items()}
+    # Output and gradients are linear in the inputs and in the kernel.
+    of_x, of_kernel = (np.ones(3) if axis is None else factors for axis in axes)
+    if None not in axes:  # members of members, of which the outer share their inputs
+        arrays = {name: [x, np.stack([kernel, 2 * kernel])] for name, (x, kernel) in arrays.items()}
+        runs = {name: jax.vmap(run, (None, 0)) for name, run in runs.items()}
+        of_x, of_kernel = np.stack([of_x, of_x]), np.stack([of_kernel, 2 * of_kernel])
     program = jax.jit(lambda arrays: {name: run(*arrays[name]) for name, run in runs.items()}).lower(arrays)
-    assert set(re.findall(r"_group_count = (\d+)", program.as_text())) == {"1"}
-    for name, results in jax.device_get(program.compile()(arrays)).items():
-        for member in range(3):
-            pair = [a if axis is None else np.take(a, member, axis) for a, axis in zip(arrays[name], axes, strict=True)]
-            assert_exact(FORMS[name], *map(np.asarray, pair), [result[member] for result in results], 1e-5, name)
+    if implementation == "channels_last":
+        assert set(re.findall(r"_group_count = (\d+)", program.as_text())) == {"1"}
+    for name, results in program.compile()(arrays).items():
+        case = cases[name]
+        exact = case.exact(*case.arrays(), draws.normal(2, *results[0].shape[of_x.ndim :]))
+        for found, scale, one in zip(results, (of_x * of_kernel, of_kernel, of_x), exact, strict=True):
+            expected = np.multiply.outer(scale, one)
+            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max(), err_msg=name)
 
 
 def test_programs_have_channels_last_and_convolve_thin_inputs_once() -> None:
@@ -229,7 +333,7 @@ CHUNKED = [
 def test_thin_or_large_inputs_are_summed_over_chunks_and_depthwise_kernels_over_elements() -> None:
     for (batch, width, *features), chunked in CHUNKED:
         case = Case((width, width), (3, 3), (1, 1), features=tuple(features), batch=batch)
-        arrays = jax.eval_shape(case.arrays)
+        arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in case.shapes()]
         assert ("while" in lowered(with_gradients(case.function("channels_last")), *arrays)) == chunked
     for taps in (128, 129):
         case = Case((5,), (taps,), (1,), features=(2, 2), groups=2)
@@ -240,24 +344,33 @@ def chosen(function: Callable[..., jax.Array], *arrays: jax.Array) -> set[str]:
     return set(re.findall(r"jaxnn\.convolution\.(\w+)", lowered(function, *arrays, debug_info=True)))
 
 
-OBSTACLES: dict[str, tuple[Any, ...]] = {
-    "channels last": ({"dimension_numbers": None}, (2, 3, 6, 5), (4, 3, 2, 2), jnp.float32),
-    "batch_group_count": ({"batch_group_count": 2}, (2, 6, 5, 3), (2, 2, 3, 4), jnp.float32),
-    "int32": ({}, (2, 6, 5, 3), (2, 2, 3, 4), jnp.int32),
-    "empty": ({"padding": "VALID"}, (2, 1, 5, 3), (2, 2, 3, 4), jnp.float32),
-}
+LAST = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": LAYOUTS[2]}
+CROPPED = Case((2, 9), (2, 2), (1, 1), ((-2, 3), (0, 0)))
+BOTH_DILATED = CASES["input dilated"]
+SHAPES = (2, 6, 5, 3), (2, 2, 3, 4)
+# The implementation, why it refuses, options, shapes of inputs and kernel, dtype.
+OBSTACLES: list[tuple[str, str, dict[str, Any], Any, str]] = [
+    ("channels_last", "channels last", {**LAST, "dimension_numbers": None}, ((2, 3, 6, 5), (4, 3, 2, 2)), "float32"),
+    ("channels_last", "batch_group_count", {**LAST, "batch_group_count": 2}, SHAPES, "float32"),
+    ("channels_last", "int32", LAST, SHAPES, "int32"),
+    ("channels_last", "empty", {**LAST, "padding": "VALID"}, ((2, 1, 5, 3), (2, 2, 3, 4)), "float32"),
+    ("onednn", "float32 and bfloat16, not float16", LAST, SHAPES, "float16"),
+    ("onednn", "both strides and input dilation", BOTH_DILATED.function().keywords, BOTH_DILATED.shapes(), "float32"),
+    ("onednn", "crops all", CROPPED.function().keywords, CROPPED.shapes(), "float32"),
+]
 
 
 def test_implementations_are_chosen_or_refused(pretend_gpu: Callable[..., None]) -> None:
     x, kernel = DENSE.arrays()
     assert chosen(DENSE.function(), x, kernel) == {DEFAULT}
-    for name, (options, *shapes, dtype) in OBSTACLES.items():
-        arrays = [jnp.arange(np.prod(shape), dtype=dtype).reshape(shape) for shape in shapes]
-        arguments = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": LAYOUTS[2], **options}
-        function = functools.partial(conv_general_dilated, **arguments)
-        assert chosen(function, *arrays) <= {"xla"}
-        with pytest.raises(ConfigError, match=rf"'channels_last' here: .*{name}.*; leave implementation out"):
-            function(*arrays, implementation="channels_last")
+    for name, words, options, shapes, dtype in OBSTACLES:
+        if name == "onednn" and not native.USED:
+            continue
+        arrays = [np.ones(shape, dtype) for shape in shapes]
+        function = functools.partial(conv_general_dilated, **options)
+        assert chosen(function, *arrays) <= {"channels_last" if name == "onednn" else "xla"}
+        with pytest.raises(ConfigError, match=rf"'{name}' here: .*{words}.*; leave implementation out"):
+            function(*arrays, **{"implementation": name})
     with pytest.raises(ConfigError, match=r"convolution of \(3, 7, 6, 6\) with a kernel \(3, 2, 5, 4\)"):
         DENSE.function()(x, kernel[:, :, 1:])
     pretend_gpu()

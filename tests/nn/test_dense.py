@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,9 +17,10 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxnn import models, nn, tasks
+from jaxnn.observe import implementations, product_flops
 from jaxnn.types import Batch, ConfigError
-from tests import draws
-from tests.draws import assert_close
+from tests import draws, native
+from tests.draws import assert_close, assert_near
 
 KEY = jax.random.key(0)
 DENSE = (((1,), (0,)), ((), ()))
@@ -38,9 +40,9 @@ def gradients(dot: Any) -> Any:
 def test_products_and_gradients_equal_lax_also_under_vmap() -> None:
     xs = [draws.normal(1, *leading, 5) for leading in [(), (2, 3), (4, 1, 2)]]
     narrow = X.astype(jnp.bfloat16), KERNEL.astype(jnp.bfloat16)
-    assert_close(*jax.jit(lambda: [gradients(dot)(*narrow) for dot in DOTS])(), 0.2)
+    assert_close(*jax.jit(lambda *narrow: [gradients(dot)(*narrow) for dot in DOTS])(*narrow), 0.2)
 
-    def run(dot: Any) -> Any:
+    def run(dot: Any, xs: Any) -> Any:
         results = [gradients(dot)(x, KERNEL) for x in xs]
         for axes in [(0, None), (None, 0), (0, 0), (1, -1)]:
             pairs = zip((X, KERNEL), axes, strict=True)
@@ -48,7 +50,7 @@ def test_products_and_gradients_equal_lax_also_under_vmap() -> None:
             results.append(jax.vmap(gradients(dot), axes)(*arrays))
         return results
 
-    assert_close(*jax.jit(lambda: [run(dot) for dot in DOTS])())
+    assert_close(*jax.jit(lambda xs: [run(dot, xs) for dot in DOTS])(xs))
 
 
 def test_gradients_need_no_transpose() -> None:
@@ -79,6 +81,82 @@ def test_other_products_are_left_to_lax() -> None:
         assert traced(nn.dot_general, *case) == traced(lax.dot_general, *case)
 
 
+# Sizes of [batch, in_features] and [in_features, out_features]: cut into blocks of rows or of columns, equal or not.
+SIZES = [(70, 160, 128), (90, 65, 300), (129, 300, 97), (400, 2, 1), (1, 5, 3), (0, 5, 3)]
+
+
+def native_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return nn.dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())), implementation="onednn")
+
+
+def native_gradients(x: jax.Array, kernel: jax.Array) -> Any:
+    return jax.value_and_grad(lambda *arrays: jnp.sum(native_product(*arrays) ** 3), (0, 1))(x, kernel)
+
+
+def assert_exact(found: Any, x: Any, kernel: Any) -> None:
+    """The sum of the product's cubes and its gradients, by NumPy in float64."""
+    x, kernel = np.float64(x), np.float64(kernel)
+    y = x @ kernel
+    expected = (y**3).sum(), (3 * y**2 @ kernel.T, x.T @ (3 * y**2))
+    assert_near(found, jax.tree.map(np.float32, expected))
+
+
+@native.needed
+def test_native_gradients_are_exact_in_every_size_and_under_vmap() -> None:
+    pairs = [(draws.normal(0, *size[:2]), draws.normal(1, *size[1:])) for size in SIZES]
+    axes = [(0, None), (None, -1), (1, 0)]
+    factors = np.float32([1, -2, 3])
+
+    def members(array: Any, axis: int | None) -> np.ndarray:
+        return np.asarray(array) if axis is None else np.stack([factor * array for factor in factors], axis)
+
+    given = [[*map(members, pair, each)] for pair in pairs[:2] for each in axes]
+
+    @jax.jit
+    def run(pairs: Any, given: Any) -> Any:
+        each = [native_gradients(*pair) for pair in pairs]
+        with_axes = native_gradients(pairs[0][0].reshape(7, 5, 2, -1), pairs[0][1])
+        return each, with_axes, [jax.vmap(native_gradients, axes[k % 3])(*pair) for k, pair in enumerate(given)]
+
+    each, (value, (to_x, to_kernel)), mapped = run(pairs, given)
+    for found, pair in zip([*each, (value, (to_x.reshape(70, 160), to_kernel))], [*pairs, pairs[0]], strict=True):
+        assert_exact(found, *pair)
+    for k, (found, pair) in enumerate(zip(mapped, given, strict=True)):
+        for member in range(3):
+            taken = [a if axis is None else np.take(a, member, axis) for a, axis in zip(pair, axes[k % 3], strict=True)]
+            assert_exact(jax.tree.map(lambda leaf, member=member: leaf[member], found), *taken)
+    flops = 2 * 3 * 3 * 70 * 160 * 128.0  # of three members: the layer and its gradients
+    assert product_flops(jax.vmap(native_gradients, axes[0]), *given[0]) == {"float32": flops}
+
+
+@native.needed
+def test_native_products_of_bfloat16_are_summed_in_float32_and_run_where_jit_is_disabled() -> None:
+    x, kernel = draws.normal(0, 1, 5), draws.normal(1, 5, 3)
+    with jax.disable_jit():
+        assert_exact(native_gradients(x, kernel), x, kernel)
+    if not importlib.import_module("jaxnn_onednn").has_bfloat16():
+        pytest.skip("this CPU has no instructions for bfloat16")
+    x, kernel = draws.normal(0, 70, 160, dtype=jnp.bfloat16), draws.normal(1, 160, 128, dtype=jnp.bfloat16)
+    found = jax.jit(lambda x, kernel: jax.vjp(native_product, x, kernel)[1](x[:, :128])[1])(x, kernel)
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.float32(found), np.float32(x).T @ np.float32(x[:, :128]), rtol=2**-8, atol=1e-5)
+
+
+@native.needed
+def test_small_products_and_other_dtypes_are_left_to_xla() -> None:
+    def chosen(*shape: int, dtype: str = "float32") -> list[str]:
+        arrays = np.ones((128, shape[0]), dtype), np.ones(shape, dtype)
+        return implementations(lambda *a: nn.dot_general(*a, DENSE), *arrays).get("dense", ["xla"])
+
+    assert chosen(65, 64) == ["onednn"]
+    assert chosen(64, 64) == chosen(65, 64, dtype="float16") == ["xla"]
+    rows = nn.BatchSharding(80, lambda rows: rows, lambda function, *_: function)
+    with nn.use_batch_sharding(rows), pytest.raises(ConfigError, match="whose axis is not the first"):
+        native_product(np.ones((1, 80, 5), np.float32), KERNEL)
+    with pytest.raises(ConfigError, match="there is one row"):
+        native_product(X[0], KERNEL)
+
+
 def test_dense_layer_equals_flax() -> None:
     cases = [{}, {"use_bias": False}, {"dtype": jnp.bfloat16}, {"precision": "highest"}]
     pairs = [(nn.Dense(4, **options), linen.Dense(4, **options)) for options in cases]
@@ -105,16 +183,18 @@ def test_embed_equals_flax() -> None:
 
         return jax.grad(loss, has_aux=True)(params)
 
-    def run(kind: Any) -> Any:
-        return [[graded(kind(7, 3, **options), params, ids) for ids in IDS] for options, params in cases]
+    def run(kind: Any, given: Any) -> Any:
+        pairs = zip(EMBEDDINGS, given, strict=True)
+        return [[graded(kind(7, 3, **options), params, ids) for ids in IDS] for options, params in pairs]
 
-    assert_close(*jax.jit(lambda: [run(kind) for kind in (nn.Embed, linen.Embed)])(), 0.0)
+    both = jax.jit(lambda given: [run(kind, given) for kind in (nn.Embed, linen.Embed)])
+    assert_close(*both([params for _, params in cases]), 0.0)
     for options, _ in cases:
         ours, theirs = (layer(7, 3, **options) for layer in (nn.Embed, linen.Embed))
         assert jax.eval_shape(ours.init, KEY, IDS[0]) == jax.eval_shape(theirs.init, KEY, IDS[0])
 
 
-def test_embed_attends_takes_a_table_of_one_row_and_refuses_floats() -> None:
+def test_embed_attends_and_takes_a_table_of_one_row() -> None:
     params, query = draws.variables(linen.Embed(7, 3), IDS[0]), np.ones((2, 3), np.float32)
     ours, theirs = (layer(7, 3).apply(params, query, method="attend") for layer in (nn.Embed, linen.Embed))
     np.testing.assert_array_equal(ours, theirs)
@@ -123,13 +203,12 @@ def test_embed_attends_takes_a_table_of_one_row_and_refuses_floats() -> None:
     np.testing.assert_array_equal(rows, table[negative])  # -1 + 300 is no int8
     row = {"params": {"embedding": np.ones((1, 3), np.float32)}}
     assert jax.eval_shape(nn.Embed(1, 3).apply, row, IDS[0]).shape == (2, 3, 4, 3)
-    with pytest.raises(ConfigError, match="integer ids, not float32: cast"):
-        nn.Embed(7, 3).init(KEY, jnp.ones(2))
 
 
 def test_a_mean_of_rows_equals_that_of_a_lookup() -> None:
-    table, ids = draws.normal(0, 2, 7, 3), IDS[0].at[0, 0, 0].set(-2)
-    counts = jnp.array([[True, False, True, False], [False] * 4, [True] * 4])
+    table, ids = draws.normal(0, 2, 7, 3), np.array(IDS[0])
+    ids[0, 0, 0] = -2
+    counts = np.array([[True, False, True, False], [False] * 4, [True] * 4])
 
     def by_call(table: jax.Array, where: jax.Array | None) -> jax.Array:
         rows = nn.Embed(7, 3).apply({"params": {"embedding": table}}, ids)
@@ -142,7 +221,7 @@ def test_a_mean_of_rows_equals_that_of_a_lookup() -> None:
         means: jax.Array = nn.Embed(7, 3).apply({"params": {"embedding": table}}, ids, given, method="mean")
         return means
 
-    def run(mean: Any) -> Any:
+    def run(mean: Any, table: jax.Array) -> Any:
         def derivatives(table: jax.Array, where: jax.Array | None) -> Any:
             def loss(table: jax.Array) -> jax.Array:
                 return jnp.sum(jnp.sin(mean(table, where)))
@@ -152,12 +231,41 @@ def test_a_mean_of_rows_equals_that_of_a_lookup() -> None:
             return mean(table, where), gradient(table), jax.jvp(gradient, (table,), (table,)), twice(table)
 
         # Members of a population share their ids or not.
-        members = jax.vmap(derivatives, (0, None))(table, counts), jax.vmap(derivatives)(table, jnp.stack([counts] * 2))
+        members = jax.vmap(derivatives, (0, None))(table, counts), jax.vmap(derivatives)(table, np.stack([counts] * 2))
         return derivatives(table[0], None), members
 
-    assert_close(*jax.jit(lambda: [run(mean) for mean in (by_mean, by_call)])())
-    beyond = nn.Embed(7, 3).apply({"params": {"embedding": table[0]}}, jnp.array([[0, 7], [1, 2]]), method="mean")
+    assert_close(*jax.jit(lambda table: [run(mean, table) for mean in (by_mean, by_call)])(table))
+    beyond = nn.Embed(7, 3).apply(
+        {"params": {"embedding": np.asarray(table)[0]}}, np.array([[0, 7], [1, 2]]), method="mean"
+    )
     assert np.isnan(beyond).all(axis=1).tolist() == [True, False]
+
+
+@native.needed
+def test_native_gradients_of_tables_have_the_bits_of_xla() -> None:
+    # Enough for several threads; some ids are beyond the table, and some count from its end.
+    ids = np.asarray(draws.integers(0, 1100, 64, 30)) - 50
+    table, weights = draws.normal(1, 1000, 50), draws.normal(2, 64, 50)
+    layer = nn.Embed(1000, 50)
+
+    def loss(method: str, table: jax.Array) -> jax.Array:
+        rows = layer.apply({"params": {"embedding": table}}, ids, method=method)
+        return jnp.nansum((rows if method == "mean" else rows.sum(axis=1)) * weights)
+
+    def gradients(table: jax.Array) -> Any:
+        return [jax.grad(partial(loss, method))(table) for method in ("__call__", "mean")]
+
+    def gradients_by_xla(table: jax.Array) -> Any:
+        with nn.portable():
+            return gradients(table)
+
+    assert implementations(gradients, table)["lookup"] == ["native"]
+    assert implementations(gradients_by_xla, table)["lookup"] == ["xla"]
+    with nn.use_batch_sharding(nn.BatchSharding(64, lambda x: x, lambda f, *_: f)):
+        assert implementations(lambda table: gradients(table), table)["lookup"] == ["xla"]
+    (found, found_mean), (expected, mean) = jax.jit(lambda table: (gradients(table), gradients_by_xla(table)))(table)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(found_mean, mean, 1e-5, 1e-5)  # of a mean, the addends are rounded too
 
 
 CLASSES = 300  # more than uint8 can represent

@@ -1,4 +1,4 @@
-"""Native sums of batch normalization: equal to XLA's in every shape and derivative, and in other programs."""
+"""Native sums of batch normalization: equal to XLA's in every shape and over devices, and exact."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ pytestmark = native.needed
 SHAPES = [(5, 3), (7, 1), (5, 3, 7), (2, 3, 20, 64), (40, 30, 33, 5), (70, 300)]
 
 
-def batch(shape: tuple[int, ...], seed: int = 0) -> jax.Array:
+def batch(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     """Channels of different means and deviations."""
-    channels = jnp.arange(1.0, shape[-1] + 1).reshape(*[1] * (len(shape) - 1), -1)
-    return draws.normal(seed, *shape) * channels + 3 * channels
+    channels = np.arange(1, shape[-1] + 1, dtype=np.float32)
+    return np.asarray(draws.normal(seed, *shape)) * channels + 3 * channels
 
 
 def graded(by: str, x: jax.Array) -> Any:
@@ -44,30 +44,6 @@ def test_results_and_gradients_equal_xlas() -> None:
     assert_near(*jax.jit(lambda xs: [[graded(by, x) for x in xs] for by in ("native", "custom_vjp")])(xs))
 
 
-def test_derivatives_of_either_mode_and_order_of_members_equal_xlas() -> None:
-    x, way = (jnp.stack([batch((40, 30, 15), seed + member) for member in range(2)]) for seed in (1, 5))
-
-    def derivatives(by: str) -> Any:
-        layer = BatchNorm(use_running_average=False, implementation=by)
-
-        def outputs(x: jax.Array) -> Any:
-            return layer.apply(draws.variables(layer, x), x, mutable=["batch_stats"])
-
-        def of_member(x: jax.Array, way: jax.Array) -> Any:
-            def along(x: jax.Array) -> jax.Array:
-                return jnp.sum(jax.jvp(outputs, (x,), (way,))[1][0] ** 2)
-
-            def across(x: jax.Array) -> jax.Array:
-                return jnp.vdot(graded(by, x)[0][1], way)
-
-            forward = jax.jvp(outputs, (x,), (way,)), jax.jvp(across, (x,), (way,))
-            return forward, jax.grad(along)(x), jax.grad(across)(x)
-
-        return jax.vmap(of_member)(x, way)
-
-    assert_near(*jax.jit(lambda: [derivatives(by) for by in ("native", "custom_vjp")])(), tolerance=1e-4)
-
-
 def test_statistics_are_those_of_all_devices() -> None:
     x, mesh = batch((8, 5, 3)), Mesh(np.array(jax.devices()[:2]), ("devices",))
 
@@ -76,11 +52,11 @@ def test_statistics_are_those_of_all_devices() -> None:
             (params, to_x), (y, updates) = graded(by, x)
         return (params, updates), (to_x, y)
 
-    def run(by: str) -> Any:
+    def run(by: str, x: jax.Array) -> Any:
         specs = PartitionSpec(), PartitionSpec("devices")
         return jax.shard_map(lambda x: shard(by, x), mesh=mesh, in_specs=specs[1], out_specs=specs)(x)
 
-    assert_near(*jax.jit(lambda: [run(by) for by in ("native", "custom_vjp")])())
+    assert_near(*jax.jit(lambda x: [run(by, x) for by in ("native", "custom_vjp")])(x))
 
 
 def test_moments_are_those_of_float64_and_have_the_same_bits_in_a_batch_of_members() -> None:
@@ -96,11 +72,11 @@ def test_moments_are_those_of_float64_and_have_the_same_bits_in_a_batch_of_membe
     jax.tree.map(lambda one, both: np.testing.assert_array_equal(one, both[1]), alone, members)
 
 
-def test_obstacles_have_a_reason_and_programs_for_other_platforms_have_xlas_sums() -> None:
+def test_obstacles_have_a_reason_and_evaluation_needs_no_kernel() -> None:
     x = batch((6, 4, 3))
     layer = BatchNorm(use_running_average=False)
 
-    def refused(words: str, x: jax.Array, **options: Any) -> None:
+    def refused(words: str, x: Any, **options: Any) -> None:
         with pytest.raises(ConfigError, match=f"cannot use 'native' here: .*{words}.*leave implementation"):
             jax.eval_shape(layer.clone(implementation="native", **options).init, jax.random.key(0), x)
 
@@ -108,11 +84,5 @@ def test_obstacles_have_a_reason_and_programs_for_other_platforms_have_xlas_sums
     refused("float32", x, dtype=jnp.bfloat16)
     with use_batch_mask(np.arange(6) < 5):
         refused("padding", x)
-
     evaluated = layer.clone(implementation="native", use_running_average=True)
     assert implementations(lambda x: evaluated.init_with_output(jax.random.key(0), x)[0], x)["normalization"] == ["xla"]
-
-    run = jax.jit(jax.grad(lambda x: jnp.sum(layer.init_with_output(jax.random.key(0), x)[0] ** 3)))
-    assert implementations(run, x) == {"normalization": ["native"]}
-    text = run.lower(x).as_text(), jax.export.export(run, platforms=["cuda"])(x).mlir_module()
-    assert [["jaxnn_moments" in t, "jaxnn_channel_sums" in t] for t in text] == [[True, True], [False, False]]
