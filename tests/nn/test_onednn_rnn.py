@@ -1,23 +1,16 @@
-"""The native loops of the LSTM: equal to XLA's loop in every form, to the bit in every run and for every row."""
+"""The native loops of the LSTM: equal to XLA's loop in every size and direction, to the bit for every row."""
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
-from jax.sharding import AxisType, PartitionSpec
 
-from jaxnn.nn import GRU, LSTM, BatchSharding, Bidirectional, use_batch_sharding
-from jaxnn.observe import product_flops
-from jaxnn.parallel import Layout
+from jaxnn.nn import GRU, LSTM, Bidirectional
+from jaxnn.observe import implementations, product_flops
 from jaxnn.types import ConfigError
 from tests import draws, native
 from tests.draws import assert_near
@@ -32,7 +25,8 @@ PADDED, KEPT = 2, {"reverse": True, "keep_order": True}
 def arrays_of(batch: int, time: int, inputs: int, features: int) -> Any:
     """Parameters, inputs and state. The kernels' norms are near 1: rounding is not amplified from step to step."""
     x = draws.normal(0, batch, time, inputs)
-    params = jax.tree.map(lambda leaf: leaf * features**-0.5, draws.variables(LSTM(features), x))
+    variables = draws.variables(LSTM(features), x)
+    params = jax.tree.map(lambda leaf: np.float32(features**-0.5) * np.asarray(leaf), variables)
     return params, x, tuple(draws.normal(k, batch, features) for k in (1, 2))
 
 
@@ -47,170 +41,109 @@ def graded(by: str, params: Any, x: jax.Array, carry: Any, **call: Any) -> Any:
     return jax.grad(loss, (0, 1, 2), has_aux=True)(params, x, carry)
 
 
-def by_both(run: Any) -> Any:
-    return jax.jit(lambda: [run(by) for by in ("native", "fused_inputs")])()
+def exact(params: Any, x: Any, carry: Any) -> Any:
+    """The results of `graded` by NumPy in float64: backpropagation through time."""
+    params, x, (c, h) = jax.tree.map(np.float64, (params, x, carry))
+    cell = params["params"]["cell"]
+    of_inputs, of_state = (np.concatenate([cell[f"{k}{gate}"]["kernel"] for gate in "ifgo"], 1) for k in "ih")
+    bias = np.concatenate([cell[f"h{gate}"]["bias"] for gate in "ifgo"])
+    steps, outputs = [], []
+    for t in range(x.shape[1]):
+        sums = np.split(x[:, t] @ of_inputs + h @ of_state + bias, 4, axis=1)
+        i, f, o = (1 / (1 + np.exp(-sums[gate])) for gate in (0, 1, 3))
+        g, before = np.tanh(sums[2]), (c, h)
+        c = f * c + i * g
+        h = o * np.tanh(c)
+        steps.append((before, i, f, g, o, np.tanh(c)))
+        outputs.append(h)
+    to_c, to_h, to_x = 3 * c**2, 3 * h**2, np.zeros_like(x)
+    to_inputs, to_state, to_bias = (np.zeros_like(array) for array in (of_inputs, of_state, bias))
+    for t, ((c_before, h_before), i, f, g, o, tanh) in reversed([*enumerate(steps)]):
+        to_h = to_h + 3 * outputs[t] ** 2
+        to_c = to_c + to_h * o * (1 - tanh**2)
+        slopes = to_c * g * i * (1 - i), to_c * c_before * f * (1 - f), to_c * i * (1 - g**2), to_h * tanh * o * (1 - o)
+        to_sums = np.concatenate(slopes, 1)
+        to_inputs += x[:, t].T @ to_sums
+        to_state += h_before.T @ to_sums
+        to_bias += to_sums.sum(0)
+        to_x[:, t], to_h, to_c = to_sums @ of_inputs.T, to_sums @ of_state.T, to_c * f
+    halves = [np.split(array, 4, axis=-1) for array in (to_inputs, to_state, to_bias)]
+    to_cell = {f"i{gate}": {"kernel": kernel} for gate, kernel in zip("ifgo", halves[0], strict=True)}
+    to_cell |= {f"h{gate}": {"kernel": k, "bias": b} for gate, k, b in zip("ifgo", *halves[1:], strict=True)}
+    gradients = {"params": {"cell": to_cell}}, to_x, (to_c, to_h)
+    return jax.tree.map(np.float32, (gradients, ((c, h), np.stack(outputs, 1))))
 
 
-def test_values_and_gradients_of_all_sizes_and_options_equal_xlas_loop() -> None:
-    cases = [(arrays_of(*sizes), {}) for sizes in SIZES]
-    padded = arrays_of(*SIZES[PADDED])
-    cases += [(padded, {"seq_lengths": np.array([5, 0, 2]), **options}) for options in ({}, KEPT)]
-    cases.append(((*padded[:1], padded[1].swapaxes(0, 1), padded[2]), {"time_major": True, "reverse": True}))
-    assert_near(*by_both(lambda by: [graded(by, *arrays, **call) for arrays, call in cases]))
-    x, pair = padded[1], {name: padded[0]["params"] for name in ("forward_rnn", "backward_rnn")}
+def test_values_and_gradients_of_all_sizes_are_exact() -> None:
+    cases = [arrays_of(*sizes) for sizes in SIZES]
+    found = jax.jit(lambda cases: [graded("native", *arrays) for arrays in cases])(cases)
+    for one, arrays in zip(found, cases, strict=True):
+        assert_near(one, exact(*arrays))
 
-    def both_directions(by: str) -> Any:
-        return Bidirectional(*[LSTM(16, implementation=by) for _ in "ab"]).apply({"params": pair}, x)
 
-    assert_near(*by_both(both_directions))
+def test_lengths_directions_and_time_major_equal_xlas_loop() -> None:
+    params, x, carry = arrays_of(*SIZES[PADDED])
+    lengths = np.array([5, 0, 2])
+
+    def run(by: str, params: Any, x: jax.Array, carry: Any) -> Any:
+        padded = [graded(by, params, x, carry, seq_lengths=lengths, **options) for options in ({}, KEPT)]
+        pair = {name: params["params"] for name in ("forward_rnn", "backward_rnn")}
+        both_directions = Bidirectional(*[LSTM(16, implementation=by) for _ in "ab"]).apply({"params": pair}, x)
+        layer = LSTM(16, implementation=by, time_major=True)
+        return padded, both_directions, layer.apply(params, x.swapaxes(0, 1), reverse=True)
+
+    both = jax.jit(lambda *arrays: [run(by, *arrays) for by in ("native", "fused_inputs")])
+    assert_near(*both(params, x, carry))
 
 
 def test_tanh_is_exact_to_a_millionth() -> None:
     x = np.concatenate([np.logspace(-30, 1.3, 400), [0.0, 88.0, 1e30]])
     x = np.float32(np.concatenate([x, -x]))
     # The input gate is 1 and the cell's state 0: the new state is tanh of the input.
-    params = jax.tree.map(jnp.zeros_like, arrays_of(1, 1, 1, 1)[0])
+    params = jax.tree.map(np.zeros_like, arrays_of(1, 1, 1, 1)[0])
     cell = params["params"]["cell"]
-    cell |= {"ig": {"kernel": jnp.ones((1, 1))}, "hi": cell["hi"] | {"bias": jnp.full(1, 40.0)}}
-    ((c, _), _) = LSTM(1, implementation="native", return_carry=True).apply(params, x[:, None, None])
+    cell |= {"ig": {"kernel": np.ones((1, 1), np.float32)}, "hi": cell["hi"] | {"bias": np.full(1, 40.0, np.float32)}}
+    ((c, _), _) = jax.jit(LSTM(1, implementation="native", return_carry=True).apply)(params, x[:, None, None])
     np.testing.assert_allclose(c[:, 0], np.tanh(np.float64(x)), rtol=1e-6)
 
 
-def test_saturated_gates_have_no_gradient() -> None:
-    params, x, _ = arrays_of(1, 1, 2, 16)
-    gradients = jax.grad(lambda p, x: LSTM(16, implementation="native").apply(p, x).sum())(params, x.at[:].set(1e30))
-    assert all(np.isfinite(g).all() and np.abs(g).max() < 1 for g in jax.tree.leaves(gradients))
+def test_saturated_gates_have_no_gradient_and_nan_stays_in_its_row() -> None:
+    params, x, _ = arrays_of(*SIZES[PADDED])
+    apply = jax.jit(LSTM(16, implementation="native").apply)
+    saturated = jax.jit(jax.grad(lambda p, x: apply(p, x).sum()))(params, np.full_like(x, 1e30))
+    assert all(np.isfinite(leaf).all() and np.abs(leaf).max() < 1 for leaf in jax.tree.leaves(saturated))
+    inputs = np.array(x)
+    inputs[1, 2] = np.nan
+    seen = np.isnan(apply(params, inputs)).any(-1)
+    assert (seen == [[False] * 5, [False] * 2 + [True] * 3, [False] * 5]).all()
 
 
-def test_second_derivatives_and_forward_mode_equal_xlas_loop() -> None:
-    arrays = arrays_of(*SIZES[PADDED])
-    tangents = jax.tree.map(lambda leaf: draws.normal(3, *leaf.shape), arrays)
-
-    def derivatives(by: str) -> Any:
-        def loss(*arrays: Any) -> jax.Array:
-            return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(graded(by, *arrays)[1]))
-
-        gradient = jax.grad(loss, (0, 1, 2))
-        reverse = jax.grad(lambda *arrays: sum(jnp.sum(g**2) for g in jax.tree.leaves(gradient(*arrays))), (0, 1, 2))
-        forward = jax.grad(lambda *arrays: jax.jvp(loss, arrays, tangents)[1], (0, 1, 2))
-
-        def layer(params: Any, x: jax.Array, carry: Any) -> jax.Array:
-            return LSTM(16, implementation=by).apply(params, x, initial_carry=carry)
-
-        pushed = [jax.jvp(function, arrays, tangents) for function in (layer, gradient)]
-        return pushed, reverse(*arrays), forward(*arrays)
-
-    assert_near(*by_both(derivatives))
-
-
-def test_vmap_equals_separate_runs() -> None:
-    params, x, carry = arrays_of(*SIZES[PADDED])
-    members = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf, 2 * leaf]), params)
-
-    def run(by: str) -> Any:
-        one = jax.vmap(lambda p, x, c: graded(by, p, x, c), (0, None, None))
-        nested = jax.vmap(one, (None, 1, None))
-        return one(members, x, carry), nested(members, jnp.stack([x, -x], 1), carry)
-
-    found, expected = by_both(run)
-    assert_near(found, expected)
-    one = jax.jit(lambda member: graded("native", jax.tree.map(lambda leaf: leaf[member], members), x, carry))
-    assert_near(found[0], jax.tree.map(lambda *leaves: np.stack(leaves), *map(one, range(3))))
-
-
-def test_rows_have_the_same_bits_alone_and_in_every_run() -> None:
-    params, x, carry = arrays_of(*SIZES[3])
-    run = jax.jit(lambda x, carry: (lambda g, out: (g[1], out))(*graded("native", params, x, carry)))
-    together = run(x, carry)
-    for _ in range(5):
-        jax.tree.map(np.testing.assert_array_equal, run(x, carry), together)
+def test_rows_have_the_same_bits_alone() -> None:
+    params, x, _ = arrays_of(*SIZES[3])
     layer = jax.jit(LSTM(65, implementation="native").apply)
     outputs = layer(params, x)
     for row in range(0, len(x), 3):
-        np.testing.assert_array_equal(layer(params, x[row : row + 1])[0], outputs[row])
-    scanned = jax.jit(lambda: lax.scan(lambda carry, _: (carry, run(x, carry)), carry, length=2)[1])()
-    jax.tree.map(lambda many, one: np.testing.assert_array_equal(many[1], one), scanned, together)
+        np.testing.assert_array_equal(layer(params, np.asarray(x)[row : row + 1])[0], outputs[row])
 
 
-def test_nan_stays_in_its_row_and_empty_batches_run() -> None:
-    params, x, carry = arrays_of(*SIZES[PADDED])
-    outputs = LSTM(16, implementation="native").apply(params, x.at[1, 2].set(jnp.nan))
-    assert (np.isnan(outputs).any(-1) == [[False] * 5, [False] * 2 + [True] * 3, [False] * 5]).all()
-    (_, to_x, _), (state, outputs) = graded("native", params, x[:0], jax.tree.map(lambda leaf: leaf[:0], carry))
-    assert (to_x.shape, state[0].shape, outputs.shape) == ((0, 5, 4), (0, 16), (0, 5, 16))
+def test_sizes_and_dtypes_choose_and_obstacles_have_a_reason() -> None:
+    params, x, _ = jax.tree.map(np.asarray, arrays_of(8, 8, 3, 4))
 
+    def chosen(layer: Any, x: Any) -> list[str]:
+        return implementations(layer.apply, jax.eval_shape(layer.init, jax.random.key(0), x), x)["recurrence"]
 
-def test_each_device_runs_its_rows() -> None:
-    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
-    params, x, _ = arrays_of(8, 20, 5, 32)
-    layer = LSTM(32, implementation="native", time_major=True)
-
-    def loss(params: Any, x: jax.Array) -> jax.Array:
-        return jnp.sum(layer.apply(params, x.swapaxes(0, 1)) ** 2)
-
-    def shard(params: Any, x: jax.Array) -> jax.Array:
-        return lax.psum(loss(params, x), "data")
-
-    sharded = jax.shard_map(
-        shard, mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec("data")), out_specs=PartitionSpec()
-    )
-    expected = jax.jit(jax.grad(loss, (0, 1)))(params, x)
-    assert_near(jax.jit(jax.grad(sharded, (0, 1)))(params, x), expected)
-    with use_batch_sharding(
-        BatchSharding(len(x), lambda rows: rows, Layout(mesh=mesh).map_rows)
-    ):  # in a program that XLA partitions
-        program = jax.jit(jax.grad(loss, (0, 1))).lower(params, x)
-    calls = re.findall(r"@jaxnn_lstm.*?: \(tensor<20x(\d+)x128", program.as_text())
-    assert len(calls) == 2 and set(calls) == {"2"}
-    assert_near(program.compile()(params, x), expected)
-
-
-def test_obstacles_have_a_reason_and_programs_for_other_platforms_have_xlas_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    params, x, carry = arrays_of(8, 8, 3, 4)
-
-    def chosen(layer: Any, x: Any) -> str:
-        text = jax.jit(layer.init_with_output).lower(jax.random.key(0), x).as_text(debug_info=True)
-        return next(name for name in ("native", "fused_inputs") if f"jaxnn.recurrence.{name}" in text)
-
-    assert chosen(LSTM(4), x) == "native"
-    assert chosen(LSTM(4), x[1:]) == "fused_inputs"
-    assert chosen(LSTM(4, implementation="native"), x[1:]) == "native"
+    assert chosen(LSTM(4), x) == chosen(LSTM(4, implementation="native"), x[1:]) == ["native"]
+    assert chosen(LSTM(4), x[1:]) == ["fused_inputs"]
     for reason, kind, options, inputs in (
         ("only for an LSTM", GRU, {}, x),
         ("float32, not in bfloat16, float32", LSTM, {"dtype": jnp.bfloat16}, x),
         ("no time steps", LSTM, {}, x[:, :0]),
     ):
-        assert chosen(kind(4, **options), inputs) == "fused_inputs"
+        assert chosen(kind(4, **options), inputs) == ["fused_inputs"]
         with pytest.raises(ConfigError, match=f"'native' here: .*{reason}.*; leave implementation out"):
-            kind(4, implementation="native", **options).init(jax.random.key(0), inputs)
+            jax.eval_shape(kind(4, implementation="native", **options).init, jax.random.key(0), inputs)
     flops = [
         product_flops(jax.grad(lambda p, by=by: LSTM(4, implementation=by).apply(p, x).sum()), params)
         for by in ("native", "fused_inputs")
     ]
     assert flops[0] == flops[1] != {}
-    (batch,) = jax.export.symbolic_shape("b")
-    exported = jax.export.export(jax.jit(LSTM(4).apply))(params, jax.ShapeDtypeStruct((batch, 8, 3), x.dtype))
-    assert_near(exported.call(params, x), LSTM(4).apply(params, x))
-    run = jax.jit(jax.vmap(lambda x: graded("native", params, x, carry)))
-    text = jax.export.export(run, platforms=["cuda"])(x[None]).mlir_module()
-    assert "stablehlo.while" in text and "jaxnn_lstm" not in text
-    monkeypatch.setenv("JAXNN_NATIVE", "off")
-    assert chosen(LSTM(4), x) == "fused_inputs"
-
-
-NARROW = """
-from tests.nn.test_onednn_rnn import *
-cases = [arrays_of(*sizes) for sizes in SIZES]
-assert_near(*by_both(lambda by: [graded(by, *arrays) for arrays in cases]))
-test_tanh_is_exact_to_a_millionth()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("isa", ["AVX2", "SSE41"])
-def test_narrower_instructions(isa: str) -> None:
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa}
-    done = subprocess.run([sys.executable, "-c", NARROW], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
