@@ -24,7 +24,8 @@ OURS = {"implementation": "custom_vjp"}
 def inputs(shape: tuple[int, ...] = (6, 5, 4, 3), dtype: Any = jnp.float32) -> Any:
     """Channels of different means and deviations."""
     steps = np.arange(shape[-1]).reshape((1,) * (len(shape) - 1) + (-1,))
-    return jnp.asarray(np.random.default_rng(0).standard_normal(shape) * (1 + steps) + 2 * steps, dtype)
+    numbers = np.random.default_rng(0).standard_normal(shape) * (1 + steps) + 2 * steps
+    return jax.device_put(numbers.astype(dtype))
 
 
 def norm(flax: bool = False, **options: Any) -> Any:
@@ -75,14 +76,18 @@ def test_layer_norm_equals_flax() -> None:
 
 def test_half_precision_equals_flax() -> None:
     x = inputs((64, 8), jnp.bfloat16)
-    rows = [layer(use_scale=False, use_bias=False).apply({"params": {}}, x) for layer in (LayerNorm, linen.LayerNorm)]
+
+    @jax.jit
+    def run(variables: Any, x: jax.Array) -> Any:
+        kinds = LayerNorm, linen.LayerNorm
+        rows = [layer(use_scale=False, use_bias=False).apply({"params": {}}, x) for layer in kinds]
+        dtypes = None, x.dtype
+        return rows, [[graded(norm(flax, dtype=dtype))(variables, x) for flax in (False, True)] for dtype in dtypes]
+
+    rows, pairs = run(draws.variables(norm(True), x), x)
     assert_close(*rows, 0.02)
-
-    def run(variables: Any) -> Any:
-        return [[graded(norm(flax, dtype=dtype))(variables, x) for flax in (False, True)] for dtype in (None, x.dtype)]
-
     # Without a dtype the result is float32, as the parameters: exact sums show. bfloat16 itself has 8 bits.
-    for pair, tolerance in zip(jax.jit(run)(draws.variables(norm(True), x)), (1e-4, 0.02), strict=True):
+    for pair, tolerance in zip(pairs, (1e-4, 0.02), strict=True):
         (ours, our_gradients), (flaxs, flax_gradients) = pair
         assert_close(ours[1], flaxs[1], tolerance)
         for own, theirs in zip(jax.tree.leaves(our_gradients), jax.tree.leaves(flax_gradients), strict=True):
@@ -92,8 +97,9 @@ def test_half_precision_equals_flax() -> None:
 def test_a_mean_large_beside_the_deviation_is_subtracted_exactly() -> None:
     # Whole numbers, exact in float32: 4096 + 0, 1, …, 63. E[x²] - E[x]² would be 1.7e7 - 1.7e7, with steps of 2.
     x = np.float32(4096 + np.arange(64.0))
-    calls = (LayerNorm(), x[None]), (norm(), x[:, None])
-    for y, _ in jax.jit(lambda: [layer.init_with_output(KEY, x) for layer, x in calls])():
+    layers = LayerNorm(), norm()
+    run = jax.jit(lambda *xs: [layer.init_with_output(KEY, x) for layer, x in zip(layers, xs, strict=True)])
+    for y, _ in run(x[None], x[:, None]):
         # 0…63 has mean 31.5 and variance (64² - 1) / 12 = 341.25.
         np.testing.assert_allclose(np.ravel(y), (np.arange(64.0) - 31.5) / 341.25**0.5, rtol=1e-5)
 
