@@ -240,15 +240,16 @@ def test_a_package_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatc
 
 NARROW = """
 import os
-if os.environ["JAX_NUM_CPU_DEVICES"] == "1":
+one_thread = os.environ["JAX_NUM_CPU_DEVICES"] == "1"
+if one_thread:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import jax, jax.numpy as jnp, jaxnn_onednn, pytest
 from tests.nn import test_convolution, test_onednn_attention, test_onednn_rnn
-if os.environ["JAX_NUM_CPU_DEVICES"] == "1":
+if one_thread:
     threads = jax.jit(lambda: jax.ffi.ffi_call("jaxnn_threads", jax.ShapeDtypeStruct((), jnp.int32))())()
     assert threads == 1, threads
     test_convolution.assert_values_and_gradients_are_exact("onednn")
-test_onednn_attention.test_values_and_gradients_of_all_sizes_and_options_are_exact()
+    test_onednn_attention.test_values_and_gradients_of_all_sizes_and_options_are_exact()  # which needs AVX2
 test_onednn_rnn.test_values_and_gradients_of_all_sizes_are_exact()
 test_onednn_rnn.test_tanh_is_exact_to_a_millionth()
 assert not jaxnn_onednn.has_bfloat16()

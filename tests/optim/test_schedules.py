@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-import pytest
 
 from jaxnn.optim import schedules
 
@@ -76,36 +75,26 @@ def test_fractions_and_divisors_may_be_traced() -> None:
     np.testing.assert_allclose(traced, plain, rtol=1e-5)
 
 
-def test_inverse_sqrt_by_hand() -> None:
-    # Vaswani et al.: d^-0.5 * min(step^-0.5, step * warmup^-1.5), with d = 64 and warmup = 16,
-    # peaks at step 16 with 64^-0.5 * 16^-0.5 = 1/32.
-    schedule = schedules.inverse_sqrt(1 / 32, warmup_steps=16)
-    for step in (1, 5, 16, 17, 64, 1000):
-        expected = 64**-0.5 * min(step**-0.5, step * 16**-1.5)
-        assert float(schedule(step)) == pytest.approx(expected, rel=1e-5), step
-    assert float(schedule(0)) == 0.0
-
-
-def test_inverse_time_by_hand() -> None:
-    # Keras: learning_rate * (1 / (1 + decay * iterations)), from the first update on; at 1 / rate half the peak.
-    schedule = schedules.inverse_time(0.3, 0.25)
-    for step, value in {0: 0.3, 1: 0.24, 2: 0.2, 4: 0.15, 16: 0.06, 10**6: 0.3 / 250_001}.items():
-        assert float(schedule(step)) == pytest.approx(value), step
-    assert float(schedules.inverse_time(0.3, 0)(1000)) == pytest.approx(0.3)
-
-
-def test_warmup_may_take_all_steps() -> None:
-    for make in (schedules.linear, schedules.cosine):
-        schedule = make(1.0, 4, warmup_steps=4)
-        got = [float(schedule(step)) for step in range(6)]
-        np.testing.assert_allclose(got, [0, 0.25, 0.5, 0.75, 1, 0], atol=1e-6)
-    assert [float(schedules.linear(1.0, 2, warmup_steps=1)(step)) for step in range(3)] == [0.0, 1.0, 0.0]
-
-
-def test_one_cycle_without_rise_or_fall() -> None:
-    only_fall = schedules.one_cycle(1.0, 1, warmup_fraction=0.0)
-    only_rise = schedules.one_cycle(1.0, 4, warmup_fraction=1.0, initial_divisor=4.0)
-    assert float(only_fall(0)) == pytest.approx(1.0)
-    assert float(only_fall(1)) == pytest.approx(1 / 25e4, rel=0.1)
+# Vaswani et al.: d^-0.5 * min(step^-0.5, step * warmup^-1.5), with d = 64 and warmup = 16, peaks at step 16.
+VASWANI = {step: 64**-0.5 * min(step**-0.5, step * 16**-1.5) for step in (1, 5, 16, 17, 64, 1000)}
+# Keras: learning_rate * (1 / (1 + decay * iterations)), from the first update on; at 1 / rate half the peak.
+KERAS = {0: 0.3, 1: 0.24, 2: 0.2, 4: 0.15, 16: 0.06, 10**6: 0.3 / 250_001}
+ALL_WARMUP = {0: 0.0, 1: 0.25, 2: 0.5, 3: 0.75, 4: 1.0, 5: 0.0}
+BY_HAND: list[tuple[optax.Schedule, dict[int, float]]] = [
+    (schedules.inverse_sqrt(1 / 32, warmup_steps=16), {0: 0.0, **VASWANI}),
+    (schedules.inverse_time(0.3, 0.25), KERAS),
+    (schedules.inverse_time(0.3, 0), {1000: 0.3}),
+    (schedules.linear(1.0, 4, warmup_steps=4), ALL_WARMUP),
+    (schedules.cosine(1.0, 4, warmup_steps=4), ALL_WARMUP),
+    (schedules.linear(1.0, 2, warmup_steps=1), {0: 0.0, 1: 1.0, 2: 0.0}),
+    (schedules.one_cycle(1.0, 1, warmup_fraction=0.0), {0: 1.0, 1: 1 / 25e4}),  # it only falls
     # Halfway up from 1/4: the mean of 1/4 and 1.
-    np.testing.assert_allclose([only_rise(step) for step in (0, 2, 4)], [0.25, 0.625, 1.0])
+    (schedules.one_cycle(1.0, 4, warmup_fraction=1.0, initial_divisor=4.0), {0: 0.25, 2: 0.625, 4: 1.0}),
+]
+
+
+def test_numbers_by_hand() -> None:
+    run = jax.jit(lambda steps: [jax.vmap(make)(of_one) for (make, _), of_one in zip(BY_HAND, steps, strict=True)])
+    found = run([np.array([*expected]) for _, expected in BY_HAND])
+    for row, (got, (_, expected)) in enumerate(zip(found, BY_HAND, strict=True)):
+        np.testing.assert_allclose(got, [*expected.values()], rtol=1e-5, atol=2e-7, err_msg=str(row))
