@@ -24,7 +24,16 @@ MODULES = {
     name: importlib.import_module(name)
     for name in (
         *("jaxnn", "jaxnn.data", "jaxnn.models", "jaxnn.nn", "jaxnn.observe", "jaxnn.optim", "jaxnn.search"),
-        *("jaxnn.steps", "jaxnn.tasks", "jaxnn.trees", "jaxnn.bench", "jaxnn.parallel", "jaxnn.record", "jaxnn.sweeps"),
+        *(
+            "jaxnn.steps",
+            "jaxnn.tasks",
+            "jaxnn.testing",
+            "jaxnn.trees",
+            "jaxnn.bench",
+            "jaxnn.parallel",
+            "jaxnn.record",
+            "jaxnn.sweeps",
+        ),
     )
 } | {"jaxnn.schedules": jn.schedules}
 # Public functions and classes, each once, by their shortest name; exceptions are seen where they are raised.

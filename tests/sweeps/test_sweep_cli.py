@@ -63,8 +63,8 @@ def test_points_are_those_of_the_flags_or_of_the_script_overridden() -> None:
     short = ("--num-steps", 10, "--no-record")
     found = sweep(*short, points=points)
     assert [member.point for member in found.members] == list(points) and found.members[0].step == 10
-    halved = sweep(*short, "--learning-rate", 0.3, "--seed", 3, 4, 5, "--halving", 2, points=points)
-    assert [tuple(member.point.values()) for member in halved.members] == [(0.3, 3), (0.3, 4), (0.3, 5)]
+    halved = sweep(*short, "--learning-rate", 0.3, 0.4, "--seed", 3, 4, "--halving", 2, points=points)
+    assert [tuple(member.point.values()) for member in halved.members] == [(0.3, 3), (0.3, 4), (0.4, 3), (0.4, 4)]
     assert {member.status for member in halved.members} == {"finished", "pruned"}
     run = jn.main(tiny.experiment(), ["run", "--no-record", *QUICK[:-2]], points=points)
     assert isinstance(run, jn.Run) and run.summary.step == 20
@@ -76,7 +76,7 @@ def test_interrupted_sweep_exits_75_and_resume_needs_no_flags(
     signals = [signal.SIGINT]
     writer = SimpleNamespace(write=lambda lines: signals and signal.raise_signal(signals.pop()))
     monkeypatch.setitem(sys.modules, "ending", SimpleNamespace(writer=writer))
-    words = ("sweep", "--learning-rate", 0.01, 0.1, 0.2, 0.3)
+    words = ("sweep", "--learning-rate", 0.01, 0.1, "--seed", 0, 1)
     ending = ("--run-dir", tmp_path / "sweep", "--writers", "ending:writer")
     shell.fails(capsys, lambda given: sweep(*given), *words, *ending, status=75)
     # The word is not needed: the directory shows what it holds.

@@ -10,11 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import chex
 import numpy as np
 import pytest
 
-import jaxnn as jn
 from jaxnn import record
 from jaxnn.record import is_sweep, json_line, write_json
 from jaxnn.sweeps import Sweep, open_sweep
@@ -334,20 +332,3 @@ def test_frames_have_a_row_per_member_or_report(grid: Sweep, monkeypatch: pytest
         "step": 10,
         "test_loss": 4.0,
     }
-
-
-def test_exported_member_is_loaded_as_the_run_it_was(tmp_path: Path) -> None:
-    path, experiment = tmp_path / "s", tiny.experiment(learning_rate=0.5)
-    alone = tiny.fit(experiment.replace(learning_rate=0.25, seed=1), path / "members" / "0000", monitor="accuracy")
-    config, point = tiny.read(path / "members" / "0000")["config"], {"learning_rate": 0.25, "seed": 1}
-    line = swept.member(7, point, config=config, dir="members/0000", final=dict(alone.final))
-    sweep = jn.open_sweep(swept.write(path, [line]), experiment)
-    run = sweep.run(sweep.members[0])
-    assert sweep.run(7).dir == run.dir and run.summary.status == "finished" and run.monitor == "test_accuracy"
-    chex.assert_trees_all_equal(run.state.params, alone.state.params)
-    assert run.experiment.config == tiny.Config(learning_rate=0.25, seed=1)
-    assert run.summary.compilations == alone.summary.compilations, "the summary is that of the recorded run"
-    assert run.evaluate() == pytest.approx({"loss": alone.final["test_loss"], "accuracy": alone.final["test_accuracy"]})
-    changed = tiny.experiment(data=jn.data.arrays(train=tiny.points(37, 3)))
-    with pytest.raises(RecordError, match="the data are not those"):
-        jn.open_sweep(path, changed).run(7).evaluate()

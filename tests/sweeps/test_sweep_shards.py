@@ -19,13 +19,13 @@ from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import shell, tiny
 
 HOW: dict[str, Any] = {**tiny.HOW, "vmap_size": 2, "devices": 1}
-# Two groups of four members, numbered in turns.
+# The experiment and the points of the sweep `finished`: two groups of four members, numbered in turns.
+EXPERIMENT = tiny.experiment(num_steps=30)
 POINTS = jn.grid(learning_rate=[0.01, 0.1, 0.2, 0.3], batch_size=[8, 16])
-SHORT = tiny.experiment(num_steps=10)
 
 
 def sweep(points: jn.search.Points = POINTS, **options: Any) -> jn.Sweep:
-    return jn.sweep(SHORT, points, **{**HOW, **options})
+    return jn.sweep(EXPERIMENT, points, **{**HOW, **options})
 
 
 def indices(sweep: jn.Sweep) -> list[int]:
@@ -40,13 +40,24 @@ def planned(shard: str, **axes: Any) -> tuple[list[int], list[list[int]]]:
 
 
 @pytest.fixture(scope="module")
-def merged(tmp_path_factory: pytest.TempPathFactory) -> tuple[jn.Sweep, jn.Sweep, Path]:
-    """A sweep in one process, the same in two shards, and the directory of these."""
-    folder = tmp_path_factory.mktemp("sweeps")
-    alone = sweep(run_dir=folder / "alone")
-    for part in (2, 1):
-        sweep(run_dir=folder / "shared", shard=f"{part}/2")
-    return alone, jn.open_sweep(folder / "shared", SHORT), folder / "shared"
+def shared(compiled_once: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a sweep in two shards, of which the shell started the second during the other."""
+    path = tmp_path_factory.mktemp("sweeps") / "shared"
+    first = sweep(resume=path, shard="2/2")
+    assert first.status == "finished" and first.dir == path / "shards" / "2-of-2"
+    words = "sweep --shard 1/2 --steps-per-call 5 --report-every 5 --eval-every 10 --vmap-size 2 --devices 1"
+    # Shards hold locks of their own; no values are needed to start another from the shell.
+    with open_record(first.dir):
+        jn.main(EXPERIMENT, [*words.split(), "--progress", "none", "--resume", str(path)])
+        with pytest.raises(jn.RecordError, match="another process is writing"):
+            sweep(resume=path, shard="2/2")
+    return path
+
+
+@pytest.fixture
+def half(shared: Path, tmp_path: Path) -> Path:
+    """A copy of it without its first shard."""
+    return shutil.copytree(shared, tmp_path / "half", ignore=shutil.ignore_patterns("1-of-2"))
 
 
 def test_shards_are_disjoint_and_cover_the_sweep() -> None:
@@ -62,68 +73,56 @@ def test_shards_are_disjoint_and_cover_the_sweep() -> None:
     assert [planned(f"{part}/2", batch_size=[0, 8, 4])[0] for part in (1, 2)] == [[0, 1], [2]]
 
 
-def test_shards_read_as_the_sweep_in_one_process(merged: tuple[jn.Sweep, jn.Sweep, Path]) -> None:
-    alone, shards, path = merged
+def test_shards_read_as_the_sweep_in_one_process(shared: Path, finished: jn.Sweep) -> None:
+    shards = jn.open_sweep(shared, EXPERIMENT)
     assert shards.status == "finished" and indices(shards) == list(range(8))
-    for one, other in zip(alone.members, shards.members, strict=True):
+    for one, other in zip(finished.members, shards.members, strict=True):
         assert (one.point, one.config, one.status, one.step) == (other.point, other.config, other.status, other.step)
         assert one.final.keys() == other.final.keys()
         np.testing.assert_allclose(list(one.final.values()), list(other.final.values()), rtol=1e-5)
-    assert shards.axes == alone.axes and len(shards.lines) == len(alone.lines)
-    assert shards.summary["member_steps"] == alone.summary["member_steps"] == 80
-    assert "paired over 1 seed, averaged over 8 settings" in str(jn.compare(alone.dir, path))
+    assert shards.axes == finished.axes and len(shards.lines) == len(finished.lines)
+    assert shards.summary["member_steps"] == finished.summary["member_steps"] == 240
+    assert "paired over 1 seed, averaged over 8 settings" in str(jn.compare(finished.dir, shared))
 
 
-def test_shard_is_started_or_resumed_by_the_same_call(merged: tuple[jn.Sweep, jn.Sweep, Path], tmp_path: Path) -> None:
-    first = sweep(resume=tmp_path / "shared", shard="2/2")
-    assert first.status == "finished" and first.dir == tmp_path / "shared" / "shards" / "2-of-2"
-    before = (first.dir / "metrics.jsonl").read_bytes()
-    again = sweep(resume=tmp_path / "shared", shard="2/2")
-    assert indices(again) == indices(first) == [1, 3, 5, 7]
-    assert (first.dir / "metrics.jsonl").read_bytes() == before
-    half = jn.open_sweep(tmp_path / "shared")
-    assert half.status == "interrupted" and indices(half) == list(range(8))
-    assert sum(member.status == "waiting" for member in half.members) == 4
+def test_finished_shard_is_resumed_by_the_call_that_started_it(half: Path) -> None:
+    shard = half / "shards" / "2-of-2"
+    before = (shard / "metrics.jsonl").read_bytes()
     # By its own directory, which it prints at the end, a shard knows which one it is.
-    assert indices(sweep(resume=first.dir)) == indices(first)
-    # Shards hold locks of their own; no values are needed to start another from the shell.
-    words = "sweep --shard 1/2 --steps-per-call 5 --report-every 5 --eval-every 10 --vmap-size 2 --devices 1"
-    with open_record(first.dir):
-        jn.main(SHORT, [*words.split(), "--progress", "none", "--resume", str(tmp_path / "shared")])
-        with pytest.raises(jn.RecordError, match="another process is writing"):
-            sweep(resume=tmp_path / "shared", shard="2/2")
-    found = jn.open_sweep(tmp_path / "shared")
-    assert found.status == "finished" and [m.final for m in found.members] == [m.final for m in merged[1].members]
+    for options in ({"resume": half, "shard": "2/2"}, {"resume": shard}):
+        assert indices(sweep(**options)) == [1, 3, 5, 7]
+    assert (shard / "metrics.jsonl").read_bytes() == before
+    found = jn.open_sweep(half)
+    assert found.status == "interrupted" and indices(found) == list(range(8))
+    assert sum(member.status == "waiting" for member in found.members) == 4
 
 
-def test_shard_of_another_sweep_or_place_is_refused(merged: tuple[jn.Sweep, jn.Sweep, Path]) -> None:
-    alone, _, shared = merged
-    folder = shared.parent
+def test_shard_of_another_sweep_or_place_is_refused(shared: Path, half: Path, finished: jn.Sweep) -> None:
+    new = half.parent / "new"
     refused: dict[str, dict[str, Any]] = {
-        "the sweep has 8 members .* at most as many shards": {"shard": "1/9", "run_dir": folder / "new"},
+        "the sweep has 8 members .* at most as many shards": {"shard": "1/9", "run_dir": new},
         "the shards of a sweep share a directory": {"shard": "1/2"},
         "holds the shard [12]/2, so the sweep is not divided into 4": {"shard": "1/4", "resume": shared},
         "has shard='1/2'": {"shard": "2/2", "resume": shared / "shards" / "1-of-2"},
-        "was not divided into shards": {"shard": "1/2", "run_dir": alone.dir},
+        "was not divided into shards": {"shard": "1/2", "run_dir": finished.dir},
         "resume each of them with --resume .* --shard I/N": {"resume": shared},
         "not empty": {"shard": "1/2", "run_dir": shared},
     }
     for words, options in refused.items():
         with pytest.raises(jn.JaxnnError, match=words):
             sweep(**options)
-    shutil.copytree(shared / "shards" / "1-of-2", folder / "partly" / "shards" / "1-of-2")
-    with pytest.raises(jn.ConfigError, match="has num_steps = 10, this experiment 20"):
-        jn.sweep(tiny.experiment(), POINTS, resume=folder / "partly", shard="2/2", **HOW)
     with pytest.raises(jn.ConfigError, match="the points of the sweep"):
-        sweep(jn.grid(learning_rate=[0.1, 0.2], batch_size=[8, 16]), resume=folder / "partly", shard="2/2")
-    assert not (folder / "partly" / "shards" / "2-of-2").exists() and not (folder / "new").exists()
+        sweep(jn.grid(learning_rate=[0.1, 0.2], batch_size=[8, 16]), resume=half, shard="1/2")
+    with pytest.raises(jn.ConfigError, match="has num_steps = 30, this experiment 20"):
+        jn.sweep(tiny.experiment(), POINTS, resume=half, shard="1/2", **HOW)
+    assert not (half / "shards" / "1-of-2").exists() and not new.exists()
 
     def branching(config: Any) -> Any:
         return optax.sgd(config.learning_rate if config.learning_rate > 0.06 else 0.01, momentum=0.9)
 
-    changed = tiny.experiment(num_steps=10, optimizer=branching)
+    changed = tiny.experiment(num_steps=30, optimizer=branching)
     with pytest.raises(jn.ConfigError, match="form other groups"), pytest.warns(UserWarning):
-        jn.sweep(changed, POINTS, resume=alone.dir, **HOW)
+        jn.sweep(changed, POINTS, resume=finished.dir, **HOW)
 
 
 def slurm(tmp_path: Path, task: int, srun: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,7 @@ from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import tiny
 
 HOW: dict[str, Any] = {**tiny.HOW, "vmap_size": 2, "devices": 1}
-# Two groups of two chunks: most tests share their programs.
+# Those of the sweep `finished`: most tests share its programs.
 LONG = tiny.experiment(num_steps=30)
 RATES = [0.01, 0.1, 0.2, 0.3]
 FOUR, EIGHT = jn.grid(learning_rate=RATES), jn.grid(learning_rate=RATES, batch_size=[8, 16])
@@ -71,7 +71,8 @@ def resume(path: Path | None, experiment: jn.Experiment[Any] = LONG, points: Any
 def test_diverged_members_keep_their_state_and_leave_the_others_alone(tmp_path: Path) -> None:
     # The second member sees a NaN gradient at update 7, so that the loss of step 8 is not finite; the last at once.
     points = jn.search.zip(learning_rate=[0.1, 0.2, 0.1, 0.4], bad_step=[0.0, 7.0, 70.0, 1.0])
-    sweep = jn.sweep(breaking(), points, run_dir=tmp_path / "sweep", member_runs=True, **HOW)
+    how = {**HOW, "monitor": "accuracy"}
+    sweep = jn.sweep(breaking(), points, run_dir=tmp_path / "sweep", member_runs=True, **how)
     member, path = sweep.members[1], tmp_path / "sweep" / "members" / "0001"
     assert statuses(sweep) == ["finished", "diverged", "finished", "diverged"] and sweep.status == "finished"
     # The window from 5 to 10 reports it; the state is that before its call.
@@ -88,7 +89,7 @@ def test_diverged_members_keep_their_state_and_leave_the_others_alone(tmp_path: 
         sweep.run(1)
     # The optimizer and its key are those of the recorded config, not of the experiment that is given now.
     run = jn.open_sweep(tmp_path / "sweep", breaking().replace(num_steps=99)).run(2)
-    assert run.final == sweep.members[2].final and int(run.state.step) == 20
+    assert run.final == sweep.members[2].final and int(run.state.step) == 20 and run.monitor == "test_accuracy"
 
 
 def test_members_stop_early_as_alone_and_free_their_chunk() -> None:
@@ -141,12 +142,6 @@ def test_halving_trains_the_best_of_each_rung_on(tmp_path: Path) -> None:
     assert pruned.dir is not None and "the program of a step" in tiny.read(pruned.dir)["resumed"][0]["changed"]
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> jn.Sweep:
-    """Two groups of four members in two chunks each."""
-    return jn.sweep(LONG, EIGHT, run_dir=tmp_path_factory.mktemp("finished") / "sweep", checkpoint_every=10, **HOW)
-
-
 def files(sweep: jn.Sweep) -> dict[Path, bytes]:
     assert sweep.dir is not None
     return {file: file.read_bytes() for file in sweep.dir.rglob("*") if file.is_file() and file.name[0] != "."}
@@ -172,7 +167,11 @@ def test_member_is_exported_as_a_run_when_it_is_opened(finished: jn.Sweep, tmp_p
     assert facts["status"] == "finished" and facts["config"]["batch_size"] == 16 and facts["member"] == 3
     assert run.experiment.config == tiny.Config(num_steps=30, **member.point)
     assert run.evaluate()["loss"] == pytest.approx(member.final["test_loss"], rel=1e-5)
-    assert jn.open_sweep(path, LONG).run(3).dir == run.dir and tiny.read(run.dir) == facts, "it is only read"
+    opened = jn.open_sweep(path, LONG)
+    assert opened.run(opened.members[3]).dir == run.dir and tiny.read(run.dir) == facts, "it is only read"
+    changed = jn.open_sweep(path, tiny.experiment(data=jn.data.arrays(train=tiny.points(37, 3))))
+    with pytest.raises(jn.RecordError, match="the data are not those"):
+        changed.run(3).evaluate()
     exported = resume(path, member_runs=True)
     dirs = [member.dir for member in exported.members]
     assert [folder.name for folder in dirs if folder] == [f"{index:04d}" for index in range(8)]

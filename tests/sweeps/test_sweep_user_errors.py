@@ -16,6 +16,8 @@ import jaxnn as jn
 from jaxnn.cli import command
 from tests import shell, tiny
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 HOW: dict[str, Any] = {**tiny.HOW, "vmap_size": 2, "devices": 1}
 SPLITS = jn.data.arrays(train=tiny.points(37), validation=tiny.points(23, 1), name="points")
 # Without units there are parameters without elements; the last learning rate diverges.
@@ -43,18 +45,19 @@ def network(activation: Any = jax.nn.relu) -> jn.Experiment[Config]:
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> jn.Sweep:
+def swept(compiled_once: None, tmp_path_factory: pytest.TempPathFactory) -> jn.Sweep:
     return jn.sweep(network(), POINTS, run_dir=tmp_path_factory.mktemp("user") / "sweep", **HOW)
 
 
 def test_seconds_are_the_elapsed_time_and_parts_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     started = time.perf_counter()
-    summary = jn.sweep(network(), jn.grid(seed=[0, 1]), record=False, **HOW | {"progress": "plain"}).summary
+    points = jn.grid(learning_rate=[0.1, 0.2], seed=[0, 1])
+    summary = jn.sweep(network(), points, record=False, **HOW | {"progress": "plain"}).summary
     assert 0.8 * (time.perf_counter() - started) < summary["seconds"] <= time.perf_counter() - started
     assert sum(summary["spent"].values()) == pytest.approx(summary["seconds"])
     assert "; lowest validation loss now " in capsys.readouterr().out
     started = time.perf_counter()
-    run = jn.fit(network(), record=False, **tiny.HOW)
+    run = tiny.fit(tiny.experiment())
     total, *parts = run.summary.first_step_seconds.values()
     assert sum(parts) == pytest.approx(total) and total < sum(run.summary.seconds.values())
     assert sum(run.summary.seconds.values()) <= time.perf_counter() - started

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ ROWS = 96
 QUERIES = np.repeat(np.arange(4), [5, 1, 7, 11])
 HOW: Any = {"steps_per_call": 2, "report_every": 2}
 FOUR: Any = {"devices": 4, "strategy": "data"}
+FITTED: Any = {"num_trees": 4, "max_depth": 3, "categorical": (3,)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +60,21 @@ def trained() -> jn.Run:
     return tiny.fit(experiment(), **HOW)
 
 
+@pytest.fixture(scope="module")
+def regressor(compiled_once: None) -> Any:
+    """A model of the table, whose targets are moved away from 0."""
+    inputs, targets = table()
+    return trees.GradientBoostingRegressor(**FITTED).fit(inputs, targets.astype(np.float64) + 1000.3)
+
+
+@pytest.fixture(scope="module")
+def classifier(compiled_once: None) -> Any:
+    """A model of the table's targets in three named classes."""
+    inputs, targets = table()
+    labels = np.array(["low", "middle", "high"])[np.digitize(targets, [0, 2])]
+    return trees.GradientBoostingClassifier(**FITTED).fit(inputs, labels)
+
+
 def same_trees(one: jn.Run, other: jn.Run) -> bool:
     return jax.tree.all(jax.tree.map(np.array_equal, *(run.state.model_state["trees"] for run in (one, other))))
 
@@ -91,16 +108,14 @@ def test_the_loss_falls_and_is_that_of_the_predictions(trained: jn.Run) -> None:
 
 @pytest.mark.slow
 def test_a_member_of_a_sweep_grows_the_trees_of_its_run(trained: jn.Run, tmp_path: Path) -> None:
-    points = jn.grid(learning_rate=[0.1, 0.3], seed=[0, 1])
+    points = jn.search.zip(learning_rate=[0.1, 0.3], seed=[1, 0])
     swept = jn.sweep(experiment(), points, run_dir=tmp_path / "sweep", steps_per_call=2, progress="none")
-    (member,) = (one.index for one in swept.members if one.point == {"learning_rate": 0.3, "seed": 0})
-    assert same_trees(swept.run(member), trained)
+    assert same_trees(swept.run(1), trained)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("settings", "how"), [({"max_bins": ROWS, "categorical": {3: 6}}, {}), ({}, FOUR)])
-def test_room_for_fewer_bins_and_devices_grow_the_same_trees(settings: Any, how: Any, trained: jn.Run) -> None:
-    assert same_trees(tiny.fit(experiment(**settings), **HOW, **how), trained)
+def test_room_for_fewer_bins_grows_the_same_trees(trained: jn.Run) -> None:
+    assert same_trees(tiny.fit(experiment(max_bins=ROWS, categorical={3: 6}), **HOW), trained)
 
 
 @pytest.mark.slow
@@ -137,7 +152,7 @@ def test_the_native_kernel_grows_the_same_trees(settings: dict[str, Any], tmp_pa
 
 
 @pytest.mark.slow
-def test_padded_rows_change_nothing() -> None:
+def test_four_devices_and_padded_rows_grow_the_same_trees() -> None:
     data = (jn.data.binned(table(93), table(32, 1), categorical=(3,), multiple_of=multiple) for multiple in (1, 8))
     runs = [tiny.fit(experiment(data=one), **HOW, **how) for one, how in zip(data, ({}, FOUR), strict=True)]
     assert runs[1].config.batch_size == 96 and same_trees(*runs)
@@ -180,79 +195,28 @@ def test_quantiles_are_those_of_the_targets() -> None:
     assert 0.77 < (targets <= model.fit(inputs, targets).predict(inputs)).mean() < 0.83
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"l2": -1.0}, "l2 must be a number >= 0"),
-        ({"row_fraction": 80}, "row_fraction must be a number > 0 and <= 1"),
-        ({"monotone": (1, 2, 0, 0)}, "monotone must be -1, 0 or 1"),
-        ({"monotone": (1, 0)}, "monotone has 2 values, and the table 4"),
-        ({"categorical": (9,)}, "no categorical column 9"),
-        ({"categorical": (True,)}, "column of categorical must be an integer"),
-        ({"objective": trees.absolute_error(), "monotone": (1, 0, 0, 0)}, "do not keep monotone constraints"),
-        ({"objective": trees.cross_entropy(3)}, "the objective is not for numbers"),
-        ({"num_trees": 0}, "num_trees must be an integer >= 1"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(jn.ConfigError, match=re.escape(message)):
-        trees.GradientBoostingRegressor(**settings).fit(*table())
-
-
-@pytest.mark.parametrize(
-    ("objective", "targets", "message"),
-    [
-        (trees.cross_entropy(2), np.arange(ROWS) % 2 + 1, "labels must be 0 to 1"),
-        (trees.poisson(), np.full(ROWS, -1.0), "a target is -1, below 0"),
-        (trees.squared_error(), np.zeros((ROWS, 1)), "one target a row"),
-    ],
-)
-def test_bad_targets_are_refused(objective: trees.Objective, targets: np.ndarray, message: str) -> None:
-    with pytest.raises(jn.DataError, match=message):
-        tiny.fit(experiment(objective, jn.data.binned((table()[0], targets))))
-
-
-@pytest.mark.parametrize(
-    ("settings", "changes", "how", "message"),
-    [
-        ({}, {"batch_size": 32}, {}, f"batch_size={ROWS}"),
-        ({}, {}, {"devices": 4, "strategy": "pmap"}, "strategy='data'"),
-        ({"num_trees": 2}, {}, {}, "num_trees=2, and the config num_steps=4"),
-        ({"max_bins": 20}, {}, {}, "boosting max_bins=20: give it"),
-        ({"categorical": {3: 2}}, {}, {}, "bins.num_categories"),
-        ({"categorical": ()}, {}, {}, "categorical columns (3,), and boosting has ()"),
-    ],
-)
-def test_experiments_that_do_not_fit_their_data_are_refused(
-    settings: Any, changes: Any, how: Any, message: str
-) -> None:
-    with pytest.raises(jn.ConfigError, match=re.escape(message)):
-        tiny.fit(experiment(**settings).replace(**changes), **how)
-
-
 @pytest.mark.slow
-def test_a_fitted_model_keeps_its_depth_and_the_place_of_its_targets(tmp_path: Path) -> None:
+def test_a_fitted_model_keeps_its_depth_and_the_place_of_its_targets(
+    regressor: Any, classifier: Any, tmp_path: Path
+) -> None:
     inputs, targets = table()
-    settings: dict[str, Any] = {"num_trees": 4, "max_depth": 3, "categorical": (3,)}
-    model = trees.GradientBoostingRegressor(**settings).fit(inputs, targets.astype(np.float64) + 1e8)
+    model = trees.GradientBoostingRegressor(**FITTED).fit(inputs, targets.astype(np.float64) + 1e8)
     found = model.predict(inputs)
-    plain = trees.GradientBoostingRegressor(**settings).fit(inputs, targets).predict(inputs)
-    np.testing.assert_allclose(found - 1e8, plain, atol=1e-5)
+    np.testing.assert_allclose(found - 1e8, regressor.predict(inputs) - 1000.3, atol=1e-5)
     model.set_params(max_depth=1).save(tmp_path / "model.npz")
     np.testing.assert_array_equal(model.predict(inputs), found)
     np.testing.assert_array_equal(trees.GradientBoostingRegressor.load(tmp_path / "model.npz").predict(inputs), found)
     with pytest.raises(jn.RecordError, match="it holds a GradientBoostingRegressor"):
         trees.GradientBoostingClassifier.load(tmp_path / "model.npz")
-    labels = np.array(["low", "middle", "high"])[np.digitize(targets, [0, 2])]
-    classifier = trees.GradientBoostingClassifier(**settings).fit(inputs, labels)
     classifier.save(tmp_path / "model.npz")
     found = trees.GradientBoostingClassifier.load(tmp_path / "model.npz").predict(inputs)
     np.testing.assert_array_equal(found, classifier.predict(inputs))
+    labels = np.array(["low", "middle", "high"])[np.digitize(targets, [0, 2])]
     assert (found == labels).mean() > 0.8
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", [trees.absolute_error(), trees.huber(0.5), trees.poisson()])
+@pytest.mark.parametrize("objective", [trees.huber(0.5), trees.poisson()])
 def test_objectives_lower_their_loss(objective: trees.Objective) -> None:
     inputs, targets = table()
     run = tiny.fit(experiment(objective, jn.data.binned((inputs, np.abs(targets)), categorical=(3,))), **HOW)
@@ -261,22 +225,19 @@ def test_objectives_lower_their_loss(objective: trees.Objective) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [trees.GradientBoostingRegressor, trees.GradientBoostingClassifier])
-def test_exported_predictions_of_numbers_are_those_of_the_model(kind: Any, trained: jn.Run, tmp_path: Path) -> None:
-    inputs, targets = table()
-    is_regressor = kind is trees.GradientBoostingRegressor
-    model = kind(num_trees=4, max_depth=3, categorical=(3,)).fit(
-        inputs, targets + 1000.3 if is_regressor else targets > 0
-    )
+def test_exported_predictions_of_numbers_are_those_of_the_model(
+    regressor: Any, classifier: Any, trained: jn.Run, tmp_path: Path
+) -> None:
     rows = np.float32(table(200, 1)[0])
     rows[:, 3] = np.arange(200) % 11 - 2  # categories that were not seen among them
-    for column, edges in enumerate(model.bins_.edges[:3]):
+    for column, edges in enumerate(regressor.bins_.edges[:3]):
         near = edges.astype(np.float32)[:60]
         for start, direction in zip((0, 60, 120), (-np.inf, 0, np.inf), strict=True):
             rows[start : start + len(near), column] = np.nextafter(near, np.float32(direction)) if direction else near
-    content = model.export(tmp_path / "model.stablehlo").read_bytes()
-    expected = (model.predict if is_regressor else model.predict_proba)(rows).astype(np.float32)
-    np.testing.assert_array_equal(jax.export.deserialize(bytearray(content)).call(rows), expected)
+    for model, predict in ((regressor, regressor.predict), (classifier, classifier.predict_proba)):
+        content = model.export(tmp_path / "model.stablehlo").read_bytes()
+        found = jax.export.deserialize(bytearray(content)).call(rows)
+        np.testing.assert_array_equal(found, predict(rows).astype(np.float32))
     splits, state = trained.experiment.data(trained.config), trained.state
     predict = trees.predictor(splits.train.bins, {**state.params, **state.model_state})
     bins = splits.train.bins.apply(rows)
@@ -306,7 +267,7 @@ def test_the_best_number_of_trees_predicts_after_an_early_stop(tmp_path: Path) -
 def test_plots_show_conditions_in_units_of_the_inputs() -> None:
     inputs, _ = table()
     targets = np.isin(inputs[:, 3], (1, 4)) * 2.0 + (inputs[:, 0] > 0.5)
-    model = trees.GradientBoostingRegressor(num_trees=1, max_depth=2, categorical=(3,)).fit(inputs, targets)
+    model = trees.GradientBoostingRegressor(**FITTED).fit(inputs, targets)
     below = inputs[inputs[:, 0] <= 0.5, 0].max(), inputs[inputs[:, 0] > 0.5, 0].min()
     figure = trees.plot_tree(model.state_, model.bins_, names="abcd")
     texts = [text.get_text() for text in figure.axes[0].texts]
@@ -317,11 +278,9 @@ def test_plots_show_conditions_in_units_of_the_inputs() -> None:
 
 
 @pytest.mark.slow
-def test_contributions_are_shapley_values() -> None:
-    inputs, targets = table(80)
-    model = trees.GradientBoostingRegressor(num_trees=2, max_depth=3, categorical=(3,)).fit(inputs, targets)
-    bins = model.bins_.apply(inputs[:6])
-    state = model.state_
+def test_contributions_are_shapley_values(regressor: Any) -> None:
+    inputs, state = table(6)[0], regressor.state_
+    bins = regressor.bins_.apply(inputs)
 
     def expectation(tree: Any, row: np.ndarray, known: tuple[int, ...], node: int = 0) -> float:
         column, left = tree["column"][node], tree["left"][node]
@@ -335,7 +294,7 @@ def test_contributions_are_shapley_values() -> None:
 
     expected = np.zeros((6, 5))
     expected[:, 4] = state["start"]
-    for number, row in itertools.product(range(2), range(6)):
+    for number, row in itertools.product(range(4), range(6)):
         tree = {name: np.asarray(value)[number, 0] for name, value in state["trees"].items()}
         expected[row, 4] += expectation(tree, bins[row], ())
         for order in itertools.permutations(range(4)):
@@ -344,8 +303,8 @@ def test_contributions_are_shapley_values() -> None:
                 gain = expectation(tree, bins[row], with_it) - expectation(tree, bins[row], without)
                 expected[row, column] += gain / 24
     found = trees.contributions(state, bins)[:, 0]
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    np.testing.assert_allclose(found.sum(axis=1), model.predict(inputs[:6]), atol=1e-5)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found.sum(axis=1), regressor.predict(inputs), rtol=0, atol=1e-5)
 
 
 def ranked(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -358,13 +317,19 @@ def fit_ranks(options: Any, **splits: Any) -> jn.Run:
     return tiny.fit(experiment(trees.lambda_rank(), data, min_child_weight=1e-6, row_fraction=1.0), **HOW | options)
 
 
+@pytest.fixture(scope="module")
+def ranks(compiled_once: None) -> jn.Run:
+    return fit_ranks({})
+
+
 def test_gradients_are_sums_over_pairs_and_the_metric_is_the_ndcg() -> None:
     scores, (_, grades, _) = np.random.default_rng(0).normal(size=len(QUERIES)).astype(np.float32), ranked()
     weights = np.ones(len(QUERIES), np.float32)
     weights[[2, 9]] = 0  # which are no rows
     rank = trees.lambda_rank(truncation=3, ndcg_at=4)
     gains, gradients, hessians = 2.0**grades - 1, np.zeros(len(QUERIES)), np.zeros(len(QUERIES))
-    ndcg = np.asarray(rank.metrics["ndcg"](scores, grades, QUERIES, weights))
+    of_rows = jax.jit(lambda *rows: (rank.metrics["ndcg"](*rows), rank.derivatives(*rows)))
+    ndcg, found = of_rows(scores, grades, QUERIES, weights)
     for query in range(4):
         rows = sorted(np.flatnonzero((QUERIES == query) & (weights > 0)), key=lambda row: -scores[row])
         discount = 1 / np.log2(np.arange(len(rows)) + 2)
@@ -377,36 +342,64 @@ def test_gradients_are_sums_over_pairs_and_the_metric_is_the_ndcg() -> None:
                 hessians[[a, b]] += swapped * wrong * (1 - wrong)
         expected = ndcg_score([gains[rows]], [scores[rows]], k=4) if len(rows) > 1 else 1.0
         np.testing.assert_allclose(ndcg[QUERIES == query], expected, rtol=1e-5)
-    assert rank.derivatives is not None
-    found = rank.derivatives(scores, grades, QUERIES, weights)
     np.testing.assert_allclose(found, [gradients, hessians], atol=1e-6)
 
 
-def test_training_lowers_the_loss_which_is_averaged_over_queries() -> None:
-    run = fit_ranks({})
-    first, last = run.metrics["train_loss"]
+def test_training_lowers_the_loss_which_is_averaged_over_queries(ranks: jn.Run) -> None:
+    first, last = ranks.metrics["train_loss"]
     assert last < first < 0.3
-    bins = run.experiment.data(Config()).test.examples.inputs["bins"]
-    scores = run.predict({"bins": bins, "query": QUERIES})
-    ndcg = trees.lambda_rank().metrics["ndcg"](scores, ranked(1)[1], QUERIES, np.ones(len(QUERIES)))
-    np.testing.assert_allclose(run.final["test_ndcg"], np.asarray(ndcg)[[0, 5, 6, 13]].mean(), rtol=1e-5)
+    bins = ranks.experiment.data(Config()).test.examples.inputs["bins"]
+    scores = ranks.predict({"bins": bins, "query": QUERIES})
+    ndcg = jax.jit(trees.lambda_rank().metrics["ndcg"])(scores, ranked(1)[1], QUERIES, np.ones(len(QUERIES)))
+    np.testing.assert_allclose(ranks.final["test_ndcg"], np.asarray(ndcg)[[0, 5, 6, 13]].mean(), rtol=1e-5)
 
 
 @pytest.mark.slow
-def test_devices_rank_by_the_same_trees() -> None:
-    assert same_trees(fit_ranks({}), fit_ranks(FOUR))
+def test_devices_rank_by_the_same_trees(ranks: jn.Run) -> None:
+    assert same_trees(ranks, fit_ranks(FOUR))
 
 
-@pytest.mark.parametrize(
-    ("splits", "options", "message"),
-    [
-        ({"train": ranked()[:2], "test": ranked()[:2]}, {}, "needs the query of each row"),
-        ({"test": (*ranked()[:2], QUERIES % 2)}, {}, "test: the rows of query 0 are not side by side"),
-        ({"test": (*ranked()[:2], QUERIES[:3])}, {}, "a number or text for each row"),
-        ({"train": (ranked()[0], ranked()[1] - 1, QUERIES)}, {}, "train: a target is -1, below 0"),
-        ({}, {"eval_batch_size": 20}, f"set eval_batch_size={len(QUERIES)}"),
-    ],
-)
-def test_rows_without_whole_queries_are_refused(splits: Any, options: Any, message: str) -> None:
-    with pytest.raises(jn.JaxnnError, match=message):
-        fit_ranks(options, **splits)
+def fit_table(**settings: Any) -> Any:
+    return trees.GradientBoostingRegressor(**settings).fit(*table())
+
+
+def fit_targets(objective: trees.Objective, targets: np.ndarray) -> jn.Run:
+    return tiny.fit(experiment(objective, jn.data.binned((table()[0], targets))))
+
+
+INPUTS, GRADES, _ = ranked()
+ERRORS: dict[type[jn.JaxnnError], dict[str, Callable[[], Any]]] = {
+    jn.ConfigError: {
+        "l2 must be a number >= 0": lambda: fit_table(l2=-1.0),
+        "row_fraction must be a number > 0 and <= 1": lambda: fit_table(row_fraction=80),
+        "monotone must be -1, 0 or 1": lambda: fit_table(monotone=(1, 2, 0, 0)),
+        "monotone has 2 values, and the table 4": lambda: fit_table(monotone=(1, 0)),
+        "no categorical column 9": lambda: fit_table(categorical=(9,)),
+        "column of categorical must be an integer": lambda: fit_table(categorical=(True,)),
+        "do not keep monotone": lambda: fit_table(objective=trees.absolute_error(), monotone=(1, 0, 0, 0)),
+        "the objective is not for numbers": lambda: fit_table(objective=trees.cross_entropy(3)),
+        "num_trees must be an integer >= 1": lambda: fit_table(num_trees=0),
+        f"batch_size={ROWS}": lambda: tiny.fit(experiment().replace(batch_size=32)),
+        "strategy='data'": lambda: tiny.fit(experiment(), devices=4, strategy="pmap"),
+        "num_trees=2, and the config num_steps=4": lambda: tiny.fit(experiment(num_trees=2)),
+        "boosting max_bins=20: give it": lambda: tiny.fit(experiment(max_bins=20)),
+        "bins.num_categories": lambda: tiny.fit(experiment(categorical={3: 2})),
+        "categorical columns (3,), and boosting has ()": lambda: tiny.fit(experiment(categorical=())),
+        f"set eval_batch_size={len(QUERIES)}": lambda: fit_ranks({"eval_batch_size": 20}),
+    },
+    jn.DataError: {
+        "labels must be 0 to 1": lambda: fit_targets(trees.cross_entropy(2), np.arange(ROWS) % 2 + 1),
+        "train: a target is -1, below 0": lambda: fit_targets(trees.poisson(), np.full(ROWS, -1.0)),
+        "one target a row": lambda: fit_targets(trees.squared_error(), np.zeros((ROWS, 1))),
+        "needs the query of each row": lambda: fit_ranks({}, train=(INPUTS, GRADES), test=(INPUTS, GRADES)),
+        "test: the rows of query 0 are not side": lambda: fit_ranks({}, test=(INPUTS, GRADES, QUERIES % 2)),
+        "a number or text for each row": lambda: fit_ranks({}, test=(INPUTS, GRADES, QUERIES[:3])),
+        "test: a target is -1, below 0": lambda: fit_ranks({}, test=(INPUTS, GRADES - 1, QUERIES)),
+    },
+}
+
+
+@pytest.mark.parametrize(("error", "words"), [(error, words) for error, rows in ERRORS.items() for words in rows])
+def test_settings_and_data_that_cannot_be_used_are_refused(error: type[jn.JaxnnError], words: str) -> None:
+    with pytest.raises(error, match=re.escape(words)):
+        ERRORS[error][words]()
