@@ -89,6 +89,7 @@ ERRORS = {
     "sweep --seed 0 1 --combine zip --batch-size 4 8 9": "zip needs axes of one length",
     "sweep --batch-size 64 99 --progress none": "no member of the sweep can be run",
     "sweep --resume nowhere": "holds no sweep",
+    "sweep --seed --learning-rate 1 2": "--seed has no value",
     "sweep --seed 0 x": "Error parsing --seed",
     "sweep --features 8,x 16": "--model.features '8,x' is no value of tuple[int, ...].",
     "sweep --seed 0 1": "Clashing has a field 'vmap_size', which is an option's name",

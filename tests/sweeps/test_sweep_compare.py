@@ -156,7 +156,9 @@ ERRORS: dict[str, Callable[[Sides], Any]] = {
     "side A has 2 members with seed 0, which are the same": lambda s: compare([s([1.0])] * 2, s(LUCK)),
     "side A: no member has a metric 'acuracy'": lambda s: compare(s(LUCK), s(LUCK), "acuracy"),
     "side B has no result in 'test_loss' .1 diverged.: only": lambda s: compare(s(LUCK), s([None])),
-    "no member of A has a partner in B with the same seed": lambda s: compare(s([1.0]), s({(2,): 1.0})),
+    "no member of A has a partner in B with the same seed: A has seed 0, and B seed 2: train both": lambda s: compare(
+        s([1.0]), s({(2,): 1.0})
+    ),
     "side A is ..: give a sweep, a run": lambda s: compare([], s(LUCK)),
     "nowhere holds no run": lambda s: compare("nowhere", s(LUCK)),
 }

@@ -1,4 +1,4 @@
-"""A member of a sweep computes what its own run does: for every kind of network, on one device and on two."""
+"""A member of a sweep computes what its own run does: for several kinds of networks, on one device and on two."""
 
 from __future__ import annotations
 
@@ -65,14 +65,8 @@ def texts(*, successors: bool = False) -> jn.Splits:
 TEXT: dict[str, Any] = {"vocabulary_size": 7, "embedding_features": 4, "features": 5}
 MODELS: dict[str, tuple[Callable[[], jn.Splits], Callable[[Any], Any]]] = {
     "small": (noisy_points, Small),
-    "MLP": (tiny.splits, lambda rate: jn.models.MLP((8, 3), dropout=rate)),
     "CNN": (images, lambda rate: jn.models.CNN(3, blocks=((3,), (4,)), dense=(5,), dropout=rate, batch_norm=True)),
-    "ResNet": (images, lambda rate: jn.models.ResNet(3, num_blocks=(1, 1), features=4)),
     "LSTM": (texts, lambda rate: jn.models.RecurrentClassifier(3, dropout=rate, **TEXT)),
-    "GRU": (
-        texts,
-        lambda rate: jn.models.RecurrentClassifier(3, layer=jn.nn.GRU, bidirectional=True, pad_id=0, **TEXT),
-    ),
     "GPT": (
         functools.partial(texts, successors=True),
         lambda rate: jn.models.GPT(7, num_layers=1, features=8, num_heads=2, max_length=6, dropout=rate),
@@ -106,7 +100,7 @@ POINTS = jn.search.zip(
 
 
 # On two devices a full chunk of four lanes and one of which three lanes are unused.
-SLOW = [("MLP", 1), ("CNN", 2), ("LSTM", 1), ("ResNet", 1), ("GRU", 1), ("GPT", 1)]
+SLOW = [("CNN", 2), ("LSTM", 1), ("GPT", 1)]
 CASES = [("small", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 

@@ -166,6 +166,9 @@ ERRORS: dict[str, Any] = {
     "no member 9: their numbers are 0 to 5": lambda s: s.run(9),
     "read without its experiment: open it with open_sweep(path, experiment)": lambda s: s.run(0),
     "(6 diverged): name another metric": lambda s: edited(s, status="diverged").best(),
+    "the sweep was evaluated on validation: 'validation_accuracy'": (
+        lambda s: edited(s, final={"validation_accuracy": 0.5}).best("test_accuracy")
+    ),
     "no group has a result in 'test_loss'": lambda s: edited(s, status="diverged").group().best(),
     "member 3 is pruned, so it is not a complete run: jn.sweep(experiment, resume=…, member_runs=True)": (
         lambda s: opened(s, status="pruned").run(3)
@@ -226,7 +229,12 @@ def test_groups_have_mean_deviation_and_interval(grid: Sweep, tmp_path: Path) ->
     by_seed = grid.group("seed", metric="test_accuracy")
     assert by_seed.by == ("seed",) and [row.members for row in by_seed.rows] == [(0, 3), (1, 4), (2, 5)]
     assert list(by_seed.rows[0].metrics) == ["test_accuracy"]
-    assert [row.n for row in grid.group("features").rows] == [3]
+    # Of seed 0: 1 and 0.5, so 0.75; of seed 1: 1.35; of seed 2 only 3.
+    averaged = grid.group("features", "test_loss")
+    assert [(row.n, row.num_settings) for row in averaged.rows] == [(3, 2)]
+    assert "averaged over up to 2 settings" in repr(averaged)
+    row = grid.select(seed=[0, 1]).group("features", "test_loss").rows[0]
+    assert "averaged over 2 settings" in repr(row) and row.spread.deviation == pytest.approx(0.6 / math.sqrt(2))
     one = grid.group(("seed", "learning_rate")).rows[0].metrics["test_loss"]
     assert (one.n, one.mean) == (1, 1.0) and math.isnan(one.deviation) and math.isnan(one.low)
     lines = [swept.member(index, {"model": {"dropout": rate}}, rate) for index, rate in enumerate((0.1, 0.2, 0.2))]

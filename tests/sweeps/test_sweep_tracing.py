@@ -151,6 +151,12 @@ def drawn_and_scaled(config: Config) -> jn.Splits:
     )
 
 
+def test_unread_fields_are_reported_where_the_sweep_is_called() -> None:
+    with pytest.warns(UserWarning, match="nothing reads the swept field 'share'") as caught:
+        jn.sweep(experiment(), jn.grid(share=[0.1, 0.2]), record=False, plan_only=True, **tiny.HOW)
+    assert caught[0].filename == __file__
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import shutil
 import signal
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import optax
 import pytest
 
 import jaxnn as jn
+from jaxnn.cli import command
 from jaxnn.record import Checkpoints
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import tiny
@@ -147,7 +149,7 @@ def files(sweep: jn.Sweep) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in sweep.dir.rglob("*") if file.is_file() and file.name[0] != "."}
 
 
-def test_finished_sweep_is_loaded_without_training(finished: jn.Sweep) -> None:
+def test_finished_sweep_is_loaded_without_training(finished: jn.Sweep, capsys: pytest.CaptureFixture[str]) -> None:
     before = files(finished)
     for points in (EIGHT, None):
         again = resume(finished.dir, points=points)
@@ -156,6 +158,12 @@ def test_finished_sweep_is_loaded_without_training(finished: jn.Sweep) -> None:
     reopened = jn.open_sweep(finished.dir, LONG)
     assert outcome(reopened) == outcome(finished) and reports(reopened) == reports(finished)
     assert reopened.axes == finished.axes and reopened.monitor == "test_loss"
+    # The points of a script are not those of the sweep that its command line resumes.
+    words = ["--resume", str(finished.dir), "--num-steps", "30", "--progress", "none"]
+    loaded = jn.main(LONG, words, points=jn.grid(seed=[5, 6]))
+    assert isinstance(loaded, jn.Sweep) and outcome(loaded) == outcome(finished)
+    command(["show", str(finished.dir)])
+    assert "num_steps 30" in capsys.readouterr().out
 
 
 def test_member_is_exported_as_a_run_when_it_is_opened(finished: jn.Sweep, tmp_path: Path) -> None:
@@ -169,9 +177,15 @@ def test_member_is_exported_as_a_run_when_it_is_opened(finished: jn.Sweep, tmp_p
     assert run.evaluate()["loss"] == pytest.approx(member.final["test_loss"], rel=1e-5)
     opened = jn.open_sweep(path, LONG)
     assert opened.run(opened.members[3]).dir == run.dir and tiny.read(run.dir) == facts, "it is only read"
-    changed = jn.open_sweep(path, tiny.experiment(data=jn.data.arrays(train=tiny.points(37, 3))))
+    other = jn.open_sweep(path, tiny.experiment(data=jn.data.arrays(train=tiny.points(37, 3))))
     with pytest.raises(jn.RecordError, match="the data are not those"):
-        changed.run(3).evaluate()
+        other.run(3).evaluate()
+    doubled = tiny.init, lambda params, inputs: 2 * tiny.apply(params, inputs)
+    changed = jn.open_sweep(str(path), tiny.experiment(model=doubled)).run(3)
+    with pytest.warns(UserWarning, match="evaluates another function") as caught:
+        changed.evaluate()
+        changed.predict(tiny.points(4)[0])
+    assert [one.filename for one in caught] == [__file__], "once, and at the caller"
     exported = resume(path, member_runs=True)
     dirs = [member.dir for member in exported.members]
     assert [folder.name for folder in dirs if folder] == [f"{index:04d}" for index in range(8)]
@@ -273,7 +287,8 @@ def test_resumed_sweep_may_change_its_vmap_size_and_sweep_infinity(finished: jn.
 
 
 def test_resuming_another_sweep_is_refused(finished: jn.Sweep, tmp_path: Path) -> None:
-    before = files(finished)
+    before, another = files(finished), jn.grid(learning_rate=[0.2], batch_size=[8])
+    backwards = jn.search.zip(**{name: [point[name] for point in EIGHT][::-1] for name in EIGHT.scales})
     refused: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         "has num_steps = 30, this experiment 40": (tiny.experiment(num_steps=40), EIGHT, {}),
         "the points of the sweep in .* are not these": (LONG, jn.grid(seed=[0]), {}),
@@ -281,6 +296,8 @@ def test_resuming_another_sweep_is_refused(finished: jn.Sweep, tmp_path: Path) -
         "has monitor='loss', .*start a new sweep": (LONG, None, {"monitor": "accuracy"}),
         "has monitor_mode='auto'": (LONG, None, {"monitor_mode": "max"}),
         "has order='member'": (LONG, None, {"order": "shared"}),
+        r"another order\): --resume .* without points continues": (LONG, backwards, {}),
+        "member 0 is learning_rate 0.01, batch_size 8 there, learning_rate 0.2, ba": (LONG, another, {}),
     }
     for words, (experiment, points, options) in refused.items():
         with pytest.raises(jn.ConfigError, match=words):
@@ -334,6 +351,7 @@ def test_sweep_that_cannot_train_writes_nothing(tmp_path: Path) -> None:
     for experiment, points, options, words in (
         (tiny.experiment(), jn.grid(batch_size=[64]), {}, "no member .* can be run; .*member 0 .batch_size 64.*larger"),
         (tiny.experiment(), two, {"monitor": "acuracy"}, "monitor is 'acuracy', no metric of this task"),
+        (tiny.experiment(model=jn.models.MLP((0, 3))), two, {}, r"parameter layers_0/bias is empty, \[0\]"),
         (tiny.experiment(model=jn.models.MLP((2,))), two, {}, "label .* since the model has 2 outputs"),
         (bare, two, {"patience": 2}, "patience needs"),
         (tiny.experiment(), two, {"resident": False}, "choose order='shared'"),
@@ -379,6 +397,20 @@ def test_group_that_fails_while_it_trains_leaves_the_others(tmp_path: Path) -> N
     assert statuses(jn.open_sweep(tmp_path / "sweep")) == statuses(sweep)
     # A sweep that is resumed tries them again.
     assert statuses(resume(tmp_path / "sweep")) == ["finished"] * 8
+
+
+def test_seconds_are_the_elapsed_time_and_parts_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+    validated = tiny.experiment(data=jn.data.arrays(train=tiny.points(37), validation=tiny.points(23, 1)))
+    started = time.perf_counter()
+    summary = jn.sweep(validated, FOUR, record=False, **HOW | {"progress": "plain"}).summary
+    assert 0.8 * (time.perf_counter() - started) < summary["seconds"] <= time.perf_counter() - started
+    assert sum(summary["spent"].values()) == pytest.approx(summary["seconds"])
+    assert "; lowest validation loss now " in capsys.readouterr().out
+    started = time.perf_counter()
+    run = tiny.fit(validated)
+    total, *parts = run.summary.first_step_seconds.values()
+    assert sum(parts) == pytest.approx(total) and total < sum(run.summary.seconds.values())
+    assert sum(run.summary.seconds.values()) <= time.perf_counter() - started
 
 
 def test_report_shows_how_many_devices_are_used(
