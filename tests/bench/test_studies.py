@@ -182,12 +182,12 @@ def test_article_scripts_state_their_claim_and_have_the_published_number_of_para
 @pytest.mark.slow
 def test_all_forms_of_a_computation_agree() -> None:
     first = jax.devices()[0]
-    vector = np.linspace(-3, 3, 50, dtype=np.float32)
+    vector = np.linspace(-3, 3, 100, dtype=np.float32)
     for operation in activations.OPERATIONS:
         values = [activations.make_call(operation, form, vector, first)() for form in activations.FORMS]
         for found in values[1:]:
             np.testing.assert_allclose(np.asarray(found), values[0], rtol=1e-5, atol=1e-6)
-    picture = convolution.make_picture(19)
+    picture = convolution.make_picture(12)
     for form in convolution.FORMS:
         found = np.asarray(convolution.make_call(form, picture, first)())
         np.testing.assert_allclose(found, convolution.exact(picture), rtol=1e-5, atol=1e-6)

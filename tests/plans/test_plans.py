@@ -173,10 +173,12 @@ def test_operations_of_products_are_exact() -> None:
 
 def test_plan_of_the_machine_at_hand_counts_state_and_products() -> None:
     experiment = tiny.experiment(batch_size=8)
-    one, two = jn.plan(experiment), jn.plan(experiment, devices=2, strategy="fsdp", members=1)
+    one = jn.plan(experiment, largest=True)
+    two = jn.plan(experiment, devices=2, strategy="fsdp", members=1)
     assert one.memory["parameters"] == one.memory["optimizer state"] == 4 * (3 * 3 + 3)
     # Forward, and the gradient of the kernel.
     assert one.flops == 2 * two.flops == 2 * (2 * 8 * 3 * 3)
+    assert one.largest == tiny.NUM_TRAIN, "all examples fit"
     assert one.fits and one.batch_size == 8 and one.seconds > 0 and one.layout.num_devices == 1
     assert two.layout.num_devices == 2 and "all-reduce" in two.work.collectives
     assert one.reasons == ()
@@ -188,10 +190,6 @@ def test_plan_of_the_machine_at_hand_counts_state_and_products() -> None:
     # The gradient of this layer's inputs is traced by its implementation, and not computed.
     many = jn.plan(tiny.experiment(batch_size=8, model=jn.models.MLP((3,))), members=4)
     assert many.memory["parameters"] == 4 * one.memory["parameters"] and many.flops == 4 * one.flops
-
-
-def test_largest_batch_is_all_examples_if_they_fit() -> None:
-    assert jn.plan(tiny.experiment(batch_size=8), largest=True).largest == tiny.NUM_TRAIN
 
 
 def test_a_card_is_read_from_a_file(tmp_path: Path) -> None:

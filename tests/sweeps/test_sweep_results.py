@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxnn import record
-from jaxnn.record import is_sweep, json_line, write_json
+from jaxnn.record import json_line
 from jaxnn.sweeps import Sweep, open_sweep
 from jaxnn.types import ConfigError, RecordError
 from tests import swept, tiny
@@ -97,41 +97,6 @@ def test_damaged_records_of_finished_sweeps_are_refused(grid: Sweep, tmp_path: P
             open_sweep(tmp_path / "grid")
         assert "\n" not in str(caught.value)
         path.write_text(whole)
-
-
-def shards(path: Path) -> Path:
-    """Four seeds, of which two shards ran two each; one member of the second diverged."""
-    members = [swept.member(seed, {"seed": seed}, 1.0 + seed, step=10) for seed in range(4)]
-    members[0]["dir"] = "members/0000"
-    members[3] |= {"status": "diverged", "final": {}}
-    points, axes = [{"seed": seed} for seed in range(4)], [{"name": "seed", "values": [*range(4)], "scale": "nominal"}]
-    facts: dict[str, Any] = {"points": points, "axes": axes, "options": {"shard": "1/2"}}
-    for name, ran in (("a", members[::2]), ("b", members[1::2])):
-        lines = [{"member": line["member"], "step": 10, "test_loss": 2.0} for line in ran]
-        swept.write(path / "shards" / name, ran, lines, **facts)
-    return path
-
-
-def test_shards_are_merged_and_status_is_that_of_all(tmp_path: Path) -> None:
-    path = shards(tmp_path / "s")
-    sweep = open_sweep(path)
-    assert is_sweep(path) and sweep.status == "finished"
-    assert sweep.axes[0].values == (0, 1, 2, 3) and numbers(sweep) == [0, 1, 2, 3]
-    assert [member.status for member in sweep.members] == ["finished", "finished", "finished", "diverged"]
-    np.testing.assert_array_equal(sweep.values("test_loss"), [1.0, 2.0, 3.0, math.nan])
-    assert sweep.members[0].dir == path / "shards" / "a" / "members" / "0000"
-    np.testing.assert_array_equal(sweep.curves("test_loss")[1], [[2.0]] * 4)
-    # Two shards of 2468 member-steps in 2 seconds of training each.
-    assert sweep.summary["seconds"] == 5.0 and sweep.summary["member_steps_per_second"] == 1234.0
-    shard = path / "shards" / "b"
-    write_json(shard / "sweep.json", tiny.read(shard, "sweep.json") | {"status": "running"})
-    (shard / "members.jsonl").write_text(json_line(swept.member(1, {"seed": 1}, status="running")))
-    with record.open_record(shard):
-        assert open_sweep(path).status == "running"
-    assert open_sweep(path).status == "interrupted"
-    (shard / "sweep.json").unlink()
-    sweep = open_sweep(path)
-    assert sweep.status == "interrupted" and [m.status for m in sweep.members].count("waiting") == 2
 
 
 def test_best_is_the_best_complete_member_by_the_monitored_metric(grid: Sweep) -> None:

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import jaxnn as jn
-from jaxnn.record import open_record
+from jaxnn.record import is_sweep, open_record, write_json
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import shell, tiny
 
@@ -75,7 +75,7 @@ def test_shards_are_disjoint_and_cover_the_sweep() -> None:
 
 def test_shards_read_as_the_sweep_in_one_process(shared: Path, finished: jn.Sweep) -> None:
     shards = jn.open_sweep(shared, EXPERIMENT)
-    assert shards.status == "finished" and indices(shards) == list(range(8))
+    assert is_sweep(shared) and shards.status == "finished" and indices(shards) == list(range(8))
     for one, other in zip(finished.members, shards.members, strict=True):
         assert (one.point, one.config, one.status, one.step) == (other.point, other.config, other.status, other.step)
         assert one.final.keys() == other.final.keys()
@@ -83,6 +83,12 @@ def test_shards_read_as_the_sweep_in_one_process(shared: Path, finished: jn.Swee
     assert shards.axes == finished.axes and len(shards.lines) == len(finished.lines)
     assert shards.summary["member_steps"] == finished.summary["member_steps"] == 240
     assert "paired over 1 seed, averaged over 8 settings" in str(jn.compare(finished.dir, shared))
+    for name in ("test_loss", "train_loss"):
+        np.testing.assert_allclose(shards.curves(name)[1], finished.curves(name)[1], rtol=1e-5)
+    parts = [jn.open_sweep(path).summary for path in (shared / "shards").iterdir()]
+    assert shards.summary["seconds"] == pytest.approx(sum(part["seconds"] for part in parts))
+    training = sum(part["spent"]["train"] for part in parts)
+    assert shards.summary["member_steps_per_second"] == pytest.approx(240 / training)
 
 
 def test_finished_shard_is_resumed_by_the_call_that_started_it(half: Path) -> None:
@@ -94,7 +100,11 @@ def test_finished_shard_is_resumed_by_the_call_that_started_it(half: Path) -> No
     assert (shard / "metrics.jsonl").read_bytes() == before
     found = jn.open_sweep(half)
     assert found.status == "interrupted" and indices(found) == list(range(8))
-    assert sum(member.status == "waiting" for member in found.members) == 4
+    assert [member.status for member in found.members] == ["waiting", "finished"] * 4
+    with open_record(shard):
+        write_json(shard / "sweep.json", tiny.read(shard, "sweep.json") | {"status": "running"})
+        assert jn.open_sweep(half).status == "running"
+    assert jn.open_sweep(half).status == "interrupted"
 
 
 def test_shard_of_another_sweep_or_place_is_refused(shared: Path, half: Path, finished: jn.Sweep) -> None:

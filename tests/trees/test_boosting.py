@@ -67,14 +67,6 @@ def regressor(compiled_once: None) -> Any:
     return trees.GradientBoostingRegressor(**FITTED).fit(inputs, targets.astype(np.float64) + 1000.3)
 
 
-@pytest.fixture(scope="module")
-def classifier(compiled_once: None) -> Any:
-    """A model of the table's targets in three named classes."""
-    inputs, targets = table()
-    labels = np.array(["low", "middle", "high"])[np.digitize(targets, [0, 2])]
-    return trees.GradientBoostingClassifier(**FITTED).fit(inputs, labels)
-
-
 def same_trees(one: jn.Run, other: jn.Run) -> bool:
     return jax.tree.all(jax.tree.map(np.array_equal, *(run.state.model_state["trees"] for run in (one, other))))
 
@@ -109,21 +101,16 @@ def test_the_loss_falls_and_is_that_of_the_predictions(trained: jn.Run) -> None:
 @pytest.mark.slow
 def test_a_member_of_a_sweep_grows_the_trees_of_its_run(trained: jn.Run, tmp_path: Path) -> None:
     points = jn.search.zip(learning_rate=[0.1, 0.3], seed=[1, 0])
-    swept = jn.sweep(experiment(), points, run_dir=tmp_path / "sweep", steps_per_call=2, progress="none")
+    how: Any = {"steps_per_call": 2, "vmap_size": 2, "devices": 1, "progress": "none"}
+    swept = jn.sweep(experiment(), points, run_dir=tmp_path / "sweep", **how)
     assert same_trees(swept.run(1), trained)
 
 
 @pytest.mark.slow
-def test_room_for_fewer_bins_grows_the_same_trees(trained: jn.Run) -> None:
+def test_room_for_fewer_bins_and_other_implementations_grow_the_same_trees(trained: jn.Run) -> None:
     assert same_trees(tiny.fit(experiment(max_bins=ROWS, categorical={3: 6}), **HOW), trained)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("leaves", [None, 4])
-def test_implementations_grow_the_same_trees(leaves: int | None, trained: jn.Run) -> None:
-    run = trained if leaves is None else tiny.fit(experiment(num_leaves=leaves), **HOW)
     with jn.nn.portable():  # those of other platforms
-        assert same_trees(tiny.fit(experiment(num_leaves=leaves), **HOW), run)
+        assert same_trees(tiny.fit(experiment(), **HOW), trained)
 
 
 @pytest.mark.slow
@@ -132,8 +119,7 @@ def test_implementations_grow_the_same_trees(leaves: int | None, trained: jn.Run
     [
         {"max_depth": 5, "l1": 0.5, "min_child_weight": 3.0},
         {"max_depth": 4, "num_leaves": 9, "min_gain": 0.05, "l2": 0.0},
-        {"max_depth": 3, "column_fraction": 0.5, "max_bins": 16},
-        {"max_depth": 3, "objective": trees.cross_entropy(3)},
+        {"max_depth": 3, "column_fraction": 0.5, "max_bins": 16, "objective": trees.cross_entropy(3)},
     ],
 )
 @native.needed
@@ -157,13 +143,6 @@ def test_four_devices_and_padded_rows_grow_the_same_trees() -> None:
     runs = [tiny.fit(experiment(data=one), **HOW, **how) for one, how in zip(data, ({}, FOUR), strict=True)]
     assert runs[1].config.batch_size == 96 and same_trees(*runs)
     np.testing.assert_allclose(*(run.final["train_loss"] for run in runs), rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_not_finite_ends_the_run() -> None:
-    objective = trees.Objective(lambda score, target: jax.numpy.log(-jax.numpy.abs(score - target) - 1))
-    with pytest.raises(jn.TrainingError, match="no longer finite at step 1"):
-        tiny.fit(experiment(objective))
 
 
 @pytest.mark.slow
@@ -196,9 +175,7 @@ def test_quantiles_are_those_of_the_targets() -> None:
 
 
 @pytest.mark.slow
-def test_a_fitted_model_keeps_its_depth_and_the_place_of_its_targets(
-    regressor: Any, classifier: Any, tmp_path: Path
-) -> None:
+def test_a_fitted_model_keeps_its_depth_and_the_place_of_its_targets(regressor: Any, tmp_path: Path) -> None:
     inputs, targets = table()
     model = trees.GradientBoostingRegressor(**FITTED).fit(inputs, targets.astype(np.float64) + 1e8)
     found = model.predict(inputs)
@@ -208,10 +185,11 @@ def test_a_fitted_model_keeps_its_depth_and_the_place_of_its_targets(
     np.testing.assert_array_equal(trees.GradientBoostingRegressor.load(tmp_path / "model.npz").predict(inputs), found)
     with pytest.raises(jn.RecordError, match="it holds a GradientBoostingRegressor"):
         trees.GradientBoostingClassifier.load(tmp_path / "model.npz")
+    labels = np.array(["low", "middle", "high"])[np.digitize(targets, [0, 2])]
+    classifier = trees.GradientBoostingClassifier(**FITTED).fit(inputs, labels)
     classifier.save(tmp_path / "model.npz")
     found = trees.GradientBoostingClassifier.load(tmp_path / "model.npz").predict(inputs)
     np.testing.assert_array_equal(found, classifier.predict(inputs))
-    labels = np.array(["low", "middle", "high"])[np.digitize(targets, [0, 2])]
     assert (found == labels).mean() > 0.8
 
 
@@ -226,8 +204,10 @@ def test_objectives_lower_their_loss(objective: trees.Objective) -> None:
 
 @pytest.mark.slow
 def test_exported_predictions_of_numbers_are_those_of_the_model(
-    regressor: Any, classifier: Any, trained: jn.Run, tmp_path: Path
+    regressor: Any, trained: jn.Run, tmp_path: Path
 ) -> None:
+    inputs, targets = table()
+    classifier = trees.GradientBoostingClassifier(**FITTED).fit(inputs, targets > 0)
     rows = np.float32(table(200, 1)[0])
     rows[:, 3] = np.arange(200) % 11 - 2  # categories that were not seen among them
     for column, edges in enumerate(regressor.bins_.edges[:3]):
@@ -329,7 +309,7 @@ def test_gradients_are_sums_over_pairs_and_the_metric_is_the_ndcg() -> None:
     rank = trees.lambda_rank(truncation=3, ndcg_at=4)
     gains, gradients, hessians = 2.0**grades - 1, np.zeros(len(QUERIES)), np.zeros(len(QUERIES))
     of_rows = jax.jit(lambda *rows: (rank.metrics["ndcg"](*rows), rank.derivatives(*rows)))
-    ndcg, found = of_rows(scores, grades, QUERIES, weights)
+    ndcg, found = jax.device_get(of_rows(scores, grades, QUERIES, weights))
     for query in range(4):
         rows = sorted(np.flatnonzero((QUERIES == query) & (weights > 0)), key=lambda row: -scores[row])
         discount = 1 / np.log2(np.arange(len(rows)) + 2)

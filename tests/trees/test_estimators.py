@@ -28,12 +28,9 @@ OF_SHARED_CODE = {
 }
 CHECKS = [
     pytest.param(estimator, check, id=f"{type(estimator).__name__}-{check.func.__name__}")
-    for estimator in (
-        trees.GradientBoostingRegressor(**SETTINGS),
-        trees.GradientBoostingClassifier(**SETTINGS),
-    )
-    for estimator, check in estimator_checks_generator(estimator)
-    if isinstance(estimator, trees.GradientBoostingClassifier) or check.func.__name__ not in OF_SHARED_CODE
+    for kind in (trees.GradientBoostingRegressor, trees.GradientBoostingClassifier)
+    for estimator, check in estimator_checks_generator(kind(**SETTINGS))
+    if kind is trees.GradientBoostingClassifier or check.func.__name__ not in OF_SHARED_CODE
 ]
 
 
