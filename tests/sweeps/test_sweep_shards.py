@@ -85,7 +85,7 @@ def test_shards_read_as_the_sweep_in_one_process(shared: Path, finished: jn.Swee
     assert "paired over 1 seed, averaged over 8 settings" in str(jn.compare(finished.dir, shared))
     for name in ("test_loss", "train_loss"):
         np.testing.assert_allclose(shards.curves(name)[1], finished.curves(name)[1], rtol=1e-5)
-    parts = [jn.open_sweep(path).summary for path in (shared / "shards").iterdir()]
+    parts = [tiny.read(path, "sweep.json")["summary"] for path in (shared / "shards").iterdir()]
     assert shards.summary["seconds"] == pytest.approx(sum(part["seconds"] for part in parts))
     training = sum(part["spent"]["train"] for part in parts)
     assert shards.summary["member_steps_per_second"] == pytest.approx(240 / training)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen
 
 import jaxnn as jn
 from jaxnn.cli import command
@@ -347,11 +348,11 @@ def test_wrong_options_are_refused_before_anything_is_built(
 
 def test_sweep_that_cannot_train_writes_nothing(tmp_path: Path) -> None:
     bare = tiny.experiment(data=jn.data.arrays(train=tiny.points(37)))
-    two = jn.grid(seed=[0, 1])
+    without_units, two = linen.Sequential([linen.Dense(0), linen.Dense(3)]), jn.grid(seed=[0, 1])
     for experiment, points, options, words in (
         (tiny.experiment(), jn.grid(batch_size=[64]), {}, "no member .* can be run; .*member 0 .batch_size 64.*larger"),
         (tiny.experiment(), two, {"monitor": "acuracy"}, "monitor is 'acuracy', no metric of this task"),
-        (tiny.experiment(model=jn.models.MLP((0, 3))), two, {}, r"parameter layers_0/bias is empty, \[0\]"),
+        (tiny.experiment(model=without_units), two, {}, r"parameter layers_0/bias is empty, \[0\]"),
         (tiny.experiment(model=jn.models.MLP((2,))), two, {}, "label .* since the model has 2 outputs"),
         (bare, two, {"patience": 2}, "patience needs"),
         (tiny.experiment(), two, {"resident": False}, "choose order='shared'"),
