@@ -128,7 +128,10 @@ def by_optax() -> Any:
     return fitted(optax, devices=1)
 
 
-@pytest.mark.parametrize("strategy", ["one", "pmap", "fsdp"])
+@pytest.mark.parametrize("strategy", ["one", "pmap", "data", "fsdp"])
 def test_a_run_is_that_of_optax(strategy: str, by_optax: Any) -> None:
-    ours = fitted(optim, **({"devices": 1} if strategy == "one" else {"devices": 2, "strategy": strategy}))
+    options: Any = {"devices": 1} if strategy == "one" else {"devices": 2, "strategy": strategy}
+    ours = fitted(optim, **options)
     assert_close(ours, by_optax, 1e-4)
+    if strategy in ("data", "fsdp"):  # which XLA partitions: the same program
+        jax.tree.map(np.testing.assert_array_equal, ours, fitted(optax, **options))

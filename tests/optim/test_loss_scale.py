@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import jaxnn as jn
 from tests import tiny
@@ -31,6 +32,9 @@ def test_a_scale_of_a_power_of_two_changes_no_number(tmp_path):
     np.testing.assert_allclose(
         ours.metrics["train_loss_scale"] * 3, [2.0**16 * 4, 2.0**16 * 10]
     )  # means of three steps
+    how = {**tiny.HOW, "steps_per_call": 3, "vmap_size": 2, "devices": 1, "record": False}
+    swept = jn.sweep(experiment, jn.grid(seed=[0, 1]), **how)
+    assert swept.members[0].final["test_loss"] == pytest.approx(ours.final["test_loss"], rel=1e-5)
     resumed = tiny.fit(experiment.replace(num_steps=9), resume=tmp_path, steps_per_call=3, report_every=3)
     assert float(resumed.state.opt_state.scale) == 2.0**20 and int(resumed.state.opt_state.good_steps) == 1
 

@@ -40,7 +40,7 @@ def planned(shard: str, **axes: Any) -> tuple[list[int], list[list[int]]]:
 
 
 @pytest.fixture(scope="module")
-def shared(compiled_once: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a sweep in two shards, of which the shell started the second during the other."""
     path = tmp_path_factory.mktemp("sweeps") / "shared"
     first = sweep(resume=path, shard="2/2")

@@ -8,7 +8,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from jaxnn import trees
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
+pytestmark = [pytest.mark.slow]
 # Each shape of inputs is a program, so the trees are small.
 SETTINGS: dict[str, Any] = {"num_trees": 5, "max_depth": 2, "learning_rate": 0.5}
 # What these check is code that both estimators share, from weights to attributes; the regressor has only its own
