@@ -1,7 +1,5 @@
 """A tiny experiment whose training split calls a function when the batches of one step are requested."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What tests cost: wall and CPU time, with processes that they start, and compiled programs; see ``--costs``."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """One classifier with batch statistics and dropout as a model of each other library."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """A task whose outputs are its inputs times a parameter of 1, and batches for its losses by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Runs of several real processes on this machine, which are always ended."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """Command lines as users run them: their error messages, and processes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """Helpers for tests of benchmarks: a small study, its rows without the page, rows and results made by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Sweep records written by hand, without training: for tests of reading, selecting, comparing and drawing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -46,7 +46,7 @@ def imports(path: pathlib.Path) -> Iterator[str]:
             yield from (f"jaxnn.{alias.name}" for alias in node.names) if module == "jaxnn" else (module,)
 
 
-def test_imports_go_strictly_down() -> None:
+def test_imports_go_strictly_down():
     wrong = []
     for path in LIBRARY:
         own = package_of(path)
@@ -58,7 +58,7 @@ def test_imports_go_strictly_down() -> None:
     assert not wrong
 
 
-def test_packages_are_imported_as_a_whole() -> None:
+def test_packages_are_imported_as_a_whole():
     wrong = []
     for path in [*LIBRARY, *(ROOT / "experiments").rglob("*.py")]:
         own = package_of(path) if path in LIBRARY else ""
@@ -68,20 +68,20 @@ def test_packages_are_imported_as_a_whole() -> None:
     assert not wrong
 
 
-def test_packages_list_their_public_names() -> None:
+def test_packages_list_their_public_names():
     packages = [package_of(path) for path in LIBRARY if path.name == "__init__.py" and path.parent.name != "jaxnn"]
     modules = {package: importlib.import_module(f"jaxnn.{package}") for package in packages}
     assert not [package for package, module in modules.items() if "__all__" not in vars(module)]
     assert len(jaxnn.__all__) <= MOST_TOP_LEVEL_NAMES
 
 
-def test_tests_import_no_private_modules() -> None:
+def test_tests_import_no_private_modules():
     private = re.compile(r"jaxnn\.[a-z]+\._[a-z]")
     tests = {path.relative_to(ROOT / "tests").as_posix(): path.read_text() for path in (ROOT / "tests").rglob("*.py")}
     assert not [name for name, text in tests.items() if private.search(text)]
 
 
-def test_modules_of_a_package_are_private_and_named_once() -> None:
+def test_modules_of_a_package_are_private_and_named_once():
     modules = [path for path in LIBRARY if path.parent != ROOT / "jaxnn" and path.name != "__init__.py"]
     assert not [str(path) for path in modules if not path.name.startswith("_")]
     files = collections.Counter(path.name for path in modules)
@@ -94,13 +94,13 @@ def test_modules_of_a_package_are_private_and_named_once() -> None:
     assert not [name for name, count in (files + classes).items() if count > 1]
 
 
-def test_folders_and_files_stay_small() -> None:
+def test_folders_and_files_stay_small():
     folders = collections.Counter(path.parent for path in LIBRARY if path.name != "__init__.py")
     assert max(folders.values()) <= 20
     assert not [str(path) for path in LIBRARY if len(path.read_text().splitlines()) > 500]
 
 
-def test_doors_of_packages_become_no_wider() -> None:
+def test_doors_of_packages_become_no_wider():
     doors = {
         path.parent.name: vars(importlib.import_module(f"jaxnn.{path.parent.name}"))["__all__"]
         for path in (ROOT / "jaxnn").glob("*/__init__.py")
@@ -120,7 +120,7 @@ def test_doors_of_packages_become_no_wider() -> None:
     assert len(hidden) <= MOST_HIDDEN_NAMES, hidden
 
 
-def test_modules_import_each_other_in_few_circles() -> None:
+def test_modules_import_each_other_in_few_circles():
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in LIBRARY}
     reach = {name: {module for module in imports(path) if module in modules} for name, path in modules.items()}
     for _ in range(len(modules).bit_length()):  # paths of twice the length each time
@@ -129,7 +129,7 @@ def test_modules_import_each_other_in_few_circles() -> None:
     assert len(circles - {frozenset()}) <= MOST_CIRCLES, circles
 
 
-def test_private_modules_of_other_libraries_are_imported_in_one_file() -> None:
+def test_private_modules_of_other_libraries_are_imported_in_one_file():
     wrong = []
     for path in LIBRARY:
         for module in imports(path):
@@ -140,7 +140,7 @@ def test_private_modules_of_other_libraries_are_imported_in_one_file() -> None:
     assert not wrong
 
 
-def test_the_environment_is_read_in_few_places() -> None:
+def test_the_environment_is_read_in_few_places():
     for path in LIBRARY:
         if str(path.relative_to(ROOT / "jaxnn")) in ENVIRONMENT or package_of(path) == "cli":
             continue
@@ -148,7 +148,7 @@ def test_the_environment_is_read_in_few_places() -> None:
         assert not used & {"os.environ", "os.getenv", "os.putenv"}, path
 
 
-def test_importing_jaxnn_is_light_and_touches_no_device() -> None:
+def test_importing_jaxnn_is_light_and_touches_no_device():
     probe = (
         "import sys, jaxnn\n"
         "from jax._src import xla_bridge\n"

@@ -1,13 +1,10 @@
 """The private names of other libraries that jaxnn uses exist, and the messages that it silences are silent."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +15,7 @@ from jaxnn import _compat
 from tests import processes
 
 
-def test_private_name_of_orbax_exists_and_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_name_of_orbax_exists_and_is_optional(tmp_path, monkeypatch):
     """If this fails, find how Orbax now counts the bytes that TensorStore wrote: that leaks 16 KiB per checkpoint."""
     utilities = importlib.import_module("orbax.checkpoint._src.serialization.tensorstore_utils")
     assert hasattr(utilities, "get_tensorstore_raw_bytes")
@@ -29,7 +26,7 @@ def test_private_name_of_orbax_exists_and_is_optional(tmp_path: Path, monkeypatc
     assert jn.load_checkpoint(tmp_path / "without")["w"].tolist() == [0, 1, 2]
 
 
-def test_missing_private_names_of_jax_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_private_names_of_jax_are_named(monkeypatch):
     assert _compat.coordination_client() is None
     for name in [name for name in os.environ if name.startswith(processes.FOREIGN)]:
         monkeypatch.delenv(name)
@@ -40,9 +37,7 @@ def test_missing_private_names_of_jax_are_named(monkeypatch: pytest.MonkeyPatch)
             call()
 
 
-def test_writes_of_orbax_that_fail_together_are_reported_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writes_of_orbax_that_fail_together_are_reported_once(tmp_path, caplog, monkeypatch):
     reported: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
     for name in ("a", "b"):

@@ -1,7 +1,5 @@
 """The documentation: its code runs, its links lead somewhere, and the API pages name every public module."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -41,20 +39,20 @@ def headings(page: Path) -> set[str]:
         if blocks(page, "python")
     ],
 )
-def test_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": page.stem}
     for code in blocks(page, "python"):
         exec(compile(code, str(page), "exec", dont_inherit=True), names)
 
 
-def test_code_of_all_pages_is_python() -> None:
+def test_code_of_all_pages_is_python():
     for page in PAGES:
         for code in blocks(page, "python", "py"):
             ast.parse(code.replace("->", "") if code.startswith("step(") else code, str(page))
 
 
-def test_links_and_names_of_tests_lead_to_files_and_headings() -> None:
+def test_links_and_names_of_tests_lead_to_files_and_headings():
     wrong = []
     for page in PAGES:
         wrong += [name for name in re.findall(r"tests/\w+/\w+\.py", page.read_text()) if not (ROOT / name).exists()]
@@ -67,13 +65,13 @@ def test_links_and_names_of_tests_lead_to_files_and_headings() -> None:
     assert not wrong
 
 
-def test_every_page_is_in_the_navigation() -> None:
+def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text()
     docs = ROOT / "docs"
     assert [str(page) for page in PAGES[1:] if str(page.relative_to(docs)) not in navigation] == []
 
 
-def test_api_pages_cover_every_public_name() -> None:
+def test_api_pages_cover_every_public_name():
     pages = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
     documented = set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
     # The page of `jaxnn` lists what is defined below it; a module has a page of its own.

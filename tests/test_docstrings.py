@@ -1,7 +1,5 @@
 """The examples in the docstrings of public functions and classes run."""
 
-from __future__ import annotations
-
 import doctest
 import functools
 import importlib
@@ -94,7 +92,7 @@ EXAMPLES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for na
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_data: Path | None) -> None:
+def test_examples_run(name, tmp_path, monkeypatch, real_data):
     monkeypatch.chdir(tmp_path)
     finder = doctest.DocTestFinder(exclude_empty=True)
     tests = [found for found in finder.find(PUBLIC[name], name, globs={}) if found.examples]

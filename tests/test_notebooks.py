@@ -1,7 +1,5 @@
 """Notebooks run from top to bottom, and are committed with the outputs of one run."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re
@@ -31,7 +29,7 @@ def num_pictures(cells: list[Any]) -> int:
 
 @pytest.mark.slow
 @notebooks
-def test_a_notebook_runs(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_notebook_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
@@ -40,7 +38,7 @@ def test_a_notebook_runs(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
 
 
 @notebooks
-def test_committed_outputs_are_of_one_clean_run(path: pathlib.Path) -> None:
+def test_committed_outputs_are_of_one_clean_run(path):
     cells = code_cells(path)
     outputs = outputs_of(cells)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)) and num_pictures(cells) > 0

@@ -1,7 +1,5 @@
 """The smallest experiment that trains: a linear classifier of a few points, for the tests of the loop."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -4,8 +4,6 @@
 program at the end of this module, which is the server's main one.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import faulthandler
@@ -73,7 +71,7 @@ def start(
     What the server cannot do, such as flags of the interpreter, a new interpreter does.
     """
     program = Program(list(map(str, words)), dict(environment), os.fspath(folder))
-    server, known = _server()
+    server, known, _ = _server()
     own = {name: value for name, value in program.environment.items() if name.startswith(AT_START)}
     if own != known or (program.words[0].startswith("-") and program.words[0] not in ("-c", "-m")):
         out, err = outputs
@@ -90,14 +88,14 @@ def start(
 
 
 @functools.cache
-def _server() -> tuple[socket.socket, dict[str, str]]:
-    """The connection to this process's server, and the variables that it started with and that count."""
+def _server() -> tuple[socket.socket, dict[str, str], subprocess.Popen[bytes]]:
+    """The connection to this process's server, the variables that it started with and that count, and its process."""
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, os.path.abspath(__file__), str(theirs.fileno())]
-        subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True)
     atexit.register(ours.close)  # ends the server
-    return ours, {name: value for name, value in os.environ.items() if name.startswith(AT_START)}
+    return ours, {name: value for name, value in os.environ.items() if name.startswith(AT_START)}, process
 
 
 def serve(connection: socket.socket) -> Program:

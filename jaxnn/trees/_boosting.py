@@ -327,7 +327,8 @@ def predictor(
     def predict(inputs: Array) -> Array:
         columns = jax.vmap(apply, (1, 0, 0, 0), 1)
         found = columns(jnp.asarray(inputs, jnp.float32), bounds, known, is_category)
-        scores = predict_scores(trees, found, max_depth) + (far[None] if np.ndim(far) else far)
+        scores = predict_scores(trees, found, max_depth)
+        scores += far.reshape(*[1] * (scores.ndim - 1), -1)
         return scores if objective is None else objective.outputs(scores)
 
     return predict

@@ -25,7 +25,7 @@ def figures(*rates: float, members: tuple[float, ...] = ()) -> DeviceFigures:
 CPU, FAST_GPU = figures(1000.0, 2000.0, 2000.0, 2000.0), figures(100.0, 400.0, 3000.0, 12000.0)
 
 
-def test_the_faster_device_at_the_batch_size_is_recommended() -> None:
+def test_the_faster_device_at_the_batch_size_is_recommended():
     slow = figures(10.0, 20.0, 30.0, 40.0)
     for batch_size, gpu, best in (
         (32, FAST_GPU, "the CPU: 5.0 times as fast as the GPU at a batch size of 32. A batch size of 32 fills it."),
@@ -37,7 +37,7 @@ def test_the_faster_device_at_the_batch_size_is_recommended() -> None:
     assert found == ["The GPU is faster at batch sizes 128, 512.", "The CPU is faster at batch sizes 8, 32."]
 
 
-def test_devices_are_compared_at_the_largest_batch_size_that_fits_on_all() -> None:
+def test_devices_are_compared_at_the_largest_batch_size_that_fits_on_all():
     small = CPU._replace(batch_sizes=BatchSizePlan(CPU.batch_sizes.trials[:2], 32, "128 cannot be run: full"))
     found = Advice("digits", 128, {"cpu": small, "gpu": FAST_GPU}, "")
     assert found.compared == 32 and found.best == "cpu" and "5.0 times as fast as the GPU" in str(found)
@@ -45,7 +45,7 @@ def test_devices_are_compared_at_the_largest_batch_size_that_fits_on_all() -> No
     assert "On the CPU, batch size 128 cannot be run: full." in str(found)
 
 
-def test_the_table_has_all_measurements_and_why_there_is_no_gpu() -> None:
+def test_the_table_has_all_measurements_and_why_there_is_no_gpu():
     members = figures(1000.0, 2000.0, 2000.0, 2000.0, members=(50.0, 200.0)).members
     text = repr(Advice("digits", 32, {"cpu": CPU._replace(members=members)}, "No GPU."))
     for line in ("digits, batch size 32 Chip", "batch size 128 2,000 examples/s", "4 members 200 member-steps/s"):
@@ -55,9 +55,7 @@ def test_the_table_has_all_measurements_and_why_there_is_no_gpu() -> None:
 
 
 @pytest.mark.slow
-def test_an_experiment_is_measured_on_this_machine(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_experiment_is_measured_on_this_machine(capsys, monkeypatch):
     monkeypatch.setattr(jn.advice, "FACTORS", (0.0625, 0.25, 1.0, 16.0))  # of 8: none, 2, 8, and 128 of 37 examples
     reads: list[int] = []
     experiment: Any = tiny.experiment()
@@ -70,7 +68,7 @@ def test_an_experiment_is_measured_on_this_machine(
     assert "advise: CPU" in capsys.readouterr().out and "Train on the CPU" in str(found)
 
 
-def test_bad_options_are_errors() -> None:
+def test_bad_options_are_errors():
     experiment = tiny.experiment()
     for call, error, words in (
         (lambda: jn.advise(experiment, devices=("tpu",)), jn.ConfigError, "tpu.*cpu"),

@@ -1,7 +1,6 @@
 """The script of the first minutes on a GPU, tried on a CPU."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ SCRIPT = "experiments/benchmarks/gpu_day.py"
 
 
 @pytest.mark.slow
-def test_gpu_day_records_parts_and_skips_complete_ones(tmp_path: Path) -> None:
+def test_gpu_day_records_parts_and_skips_complete_ones(tmp_path):
     options = ("--small", "--device", "cpu", "--out", tmp_path)
     done = python(SCRIPT, *options, "--parts", "widths,bench")
     assert done.returncode == 0, done.stderr
@@ -42,7 +41,7 @@ def test_gpu_day_records_parts_and_skips_complete_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_gpu_day_fails_where_there_is_no_gpu(tmp_path: Path) -> None:
+def test_gpu_day_fails_where_there_is_no_gpu(tmp_path):
     done = python(SCRIPT, "--small", "--out", tmp_path, "--parts", "peers")
     parts = json.loads((tmp_path / "gpu_day.json").read_text())
     assert done.returncode == 1 and not parts["peers"]["complete"] and not parts["peers"]["rows"]

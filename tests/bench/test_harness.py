@@ -1,6 +1,5 @@
 """The benchmark harness: timer, statistics, cases that cannot be measured, results of several machines, the command."""
 
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -26,7 +25,7 @@ def results(label: str = CPU, seconds: float = 0.5, settings: Any = ACTIVATIONS.
     return studies.results_of(ACTIVATIONS, settings, {label: Rows([row])})
 
 
-def test_interleaved_rotates_contenders_and_stops_when_the_median_is_precise() -> None:
+def test_interleaved_rotates_contenders_and_stops_when_the_median_is_precise():
     order: list[str] = []
     measures = {name: lambda name=name: order.append(name) or 1.0 for name in "abc"}
     assert jn.bench.interleaved(measures, rounds=3) == {name: (1.0, 1.0, 1.0) for name in "abc"}
@@ -41,7 +40,7 @@ def test_interleaved_rotates_contenders_and_stops_when_the_median_is_precise() -
     assert jn.bench.median_interval([1.0, 3.0, 2.0]) == (1.0, 3.0)
 
 
-def test_the_first_call_is_not_timed() -> None:
+def test_the_first_call_is_not_timed():
     call = Mock()
     begin = Mock(return_value=call)
     (row,) = measured_rows(Case("cpu", {"size": 1}, begin), rounds=2, seconds=0.0)
@@ -52,7 +51,7 @@ def test_the_first_call_is_not_timed() -> None:
     assert row.work == 7.0 and row.observed == {"form": "loop", "loss": 1.0}
 
 
-def test_a_failing_case_has_a_reason_and_the_others_are_measured() -> None:
+def test_a_failing_case_has_a_reason_and_the_others_are_measured():
     out_of_memory = RuntimeError("RESOURCE_EXHAUSTED: out of memory\nmore")
     for options, reason in (
         ({"begin": Mock(side_effect=jn.bench.NotMeasured("there is none here"))}, "there is none here"),
@@ -69,7 +68,7 @@ def test_a_failing_case_has_a_reason_and_the_others_are_measured() -> None:
         measured_rows(Case("cpu", {}, Mock(side_effect=TypeError("mine"))))
 
 
-def test_damaged_results_are_errors(tmp_path: Path) -> None:
+def test_damaged_results_are_errors(tmp_path):
     write_page(results(), tmp_path, {}, ())
     text = (tmp_path / "results.json").read_text()
     assert read_results(tmp_path / "results.json") == results() == read_results(tmp_path)
@@ -83,7 +82,7 @@ def test_damaged_results_are_errors(tmp_path: Path) -> None:
             read_results(tmp_path)
 
 
-def test_merge_makes_one_table_with_speedups_of_equal_settings(tmp_path: Path) -> None:
+def test_merge_makes_one_table_with_speedups_of_equal_settings(tmp_path):
     for folder, made in {
         "laptop": results(),
         "server": results(GPU, 0.025),
@@ -107,7 +106,7 @@ def test_merge_makes_one_table_with_speedups_of_equal_settings(tmp_path: Path) -
         assert not (tmp_path / "none").exists()
 
 
-def test_a_page_grows_and_keeps_results_until_new_ones_are_complete(tmp_path: Path) -> None:
+def test_a_page_grows_and_keeps_results_until_new_ones_are_complete(tmp_path):
     before = bench(study(), out=tmp_path, say=SILENT)
     with pytest.raises(KeyboardInterrupt):
         bench(study(interrupted_at(0)), quick=True, out=tmp_path, say=SILENT)
@@ -119,7 +118,7 @@ def test_a_page_grows_and_keeps_results_until_new_ones_are_complete(tmp_path: Pa
     assert list(read_results(tmp_path)["sums"].parts) == [GPU, mine]
 
 
-def test_errors_come_before_anything_is_measured(tmp_path: Path) -> None:
+def test_errors_come_before_anything_is_measured(tmp_path):
     (tmp_path / "file").write_text("no folder")
     write_page(studies.results_of(study(), Settings(), {GPU: Rows()}), tmp_path, {}, ())
     lines: list[str] = []
@@ -135,7 +134,7 @@ def test_errors_come_before_anything_is_measured(tmp_path: Path) -> None:
     assert lines == []
 
 
-def test_the_bench_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bench_command(tmp_path, capsys):
     own, empty, page = tmp_path / "own.py", tmp_path / "empty.py", tmp_path / "page"
     own.write_text("from tests.studies import study\nSTUDY = study(name='own')\n")
     empty.write_text("")

@@ -37,7 +37,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from jaxnn import data
-from jaxnn.bench import NotMeasured, Row, Rows, Study, find_studies, load_study, read_results, write_page
+from jaxnn.bench import NotMeasured, Row, Rows, find_studies, load_study, read_results, write_page
 from jaxnn.models import Bottleneck, MobileNetV2, ResNet
 from jaxnn.nn import unbox
 from jaxnn.types import Examples, Splits
@@ -80,7 +80,7 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def test_a_study_is_complete_and_handles_no_rows() -> None:
+def test_a_study_is_complete_and_handles_no_rows():
     for study in STUDIES.values():
         assert study.title[-1] == "?" and study.method
         assert study.claims and all(re.fullmatch(r"A\d+", claim) for claim in study.claims)
@@ -92,7 +92,7 @@ def test_a_study_is_complete_and_handles_no_rows() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES.values(), ids=list(STUDIES))
-def test_a_study_runs(study: Study, photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_runs(study, photographs, tmp_path, monkeypatch):
     mobile = MobileNetV2(3, stages=((1, 4, 1, 1),), features=4, last_features=4)
     monkeypatch.setattr(inference, "NETWORKS", {"ResNet-50": lambda: RESNET, "MobileNetV2": lambda: mobile})
     if study.name == "scaling":
@@ -130,7 +130,7 @@ def test_a_study_runs(study: Study, photographs: Path, tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("name", ["articles_cpu", "scaling_cpu"])
-def test_published_pages_are_those_of_the_recorded_results(name: str, tmp_path: Path) -> None:
+def test_published_pages_are_those_of_the_recorded_results(name, tmp_path):
     published = shell.ROOT / "experiments" / "results" / name
     own = load_study(str(shell.ROOT / "experiments" / "scaling.py"), {})
     write_page(read_results(published), tmp_path, STUDIES | {own.name: own}, ())
@@ -166,7 +166,7 @@ def random_data(name: str, num_examples: int) -> Splits:
     return data.arrays(train=(inputs, labels), name=name)
 
 
-def test_article_scripts_state_their_claim_and_have_the_published_number_of_parameters() -> None:
+def test_article_scripts_state_their_claim_and_have_the_published_number_of_parameters():
     scripts = {path.stem: path for path in (shell.ROOT / "experiments" / "articles").glob("*.py")}
     assert set(scripts) == set(NETWORKS)
     for name, path in scripts.items():
@@ -180,7 +180,7 @@ def test_article_scripts_state_their_claim_and_have_the_published_number_of_para
 
 
 @pytest.mark.slow
-def test_all_forms_of_a_computation_agree() -> None:
+def test_all_forms_of_a_computation_agree():
     first = jax.devices()[0]
     vector = np.linspace(-3, 3, 100, dtype=np.float32)
     for operation in activations.OPERATIONS:
@@ -194,7 +194,7 @@ def test_all_forms_of_a_computation_agree() -> None:
 
 
 @pytest.mark.slow
-def test_transfers_copy_and_operations_agree_wherever_the_data_are() -> None:
+def test_transfers_copy_and_operations_agree_wherever_the_data_are():
     device = jax.devices()[1]
     array = transfer.host_array(10_000)
     copied, before = jax.block_until_ready(jax.device_put(array, device)), array.copy()
@@ -205,7 +205,7 @@ def test_transfers_copy_and_operations_agree_wherever_the_data_are() -> None:
 
 
 @pytest.mark.slow
-def test_training_of_studies_is_that_of_runs(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_of_studies_is_that_of_runs(photographs, monkeypatch):
     losses = []
     for form in pipeline.FORMS:
         training = pipeline.FedTraining(form, PIPELINE, "cpu")
@@ -234,7 +234,7 @@ def test_training_of_studies_is_that_of_runs(photographs: Path, monkeypatch: pyt
         full.observe()
 
 
-def test_the_knee_and_the_size_from_which_a_device_is_faster() -> None:
+def test_the_knee_and_the_size_from_which_a_device_is_faster():
     knee = latency.knee(sized("batch", {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.6}))  # 1, 2, 4 and 5 examples/s
     assert knee is not None and knee.what["batch"] == 4 and latency.knee(Rows()) is None
     slow = sized("size", {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0})
@@ -246,7 +246,7 @@ def test_the_knee_and_the_size_from_which_a_device_is_faster() -> None:
         assert faster_from(sized("size", times), slow, "size") == expected
 
 
-def test_trees_of_several_devices_must_be_those_of_one() -> None:
+def test_trees_of_several_devices_must_be_those_of_one():
     what: dict[str, Any] = {"batch": "shared", "alone": False, "rows": 8}
     one = Row({**what, "devices": 1}, (3.0,), 48.0, observed={"trained": "a"})
     two = Row({**what, "devices": 2}, (2.0,), 96.0, observed={"trained": "a", "all-reduce runs": 2.0})
@@ -257,7 +257,7 @@ def test_trees_of_several_devices_must_be_those_of_one() -> None:
         boosting_devices.STUDY.findings(Rows([one, two._replace(observed={"trained": "b"})]))
 
 
-def test_the_work_of_trees_and_networks() -> None:
+def test_the_work_of_trees_and_networks():
     assert tables.work_of_trees(10, 3, 12) == (12, 60, 10 * 3 + 10 * (2 * 4 + 4))
     params = {"Dense_0": {"kernel": np.zeros((4, 5)), "bias": np.zeros(5)}, "Dense_1": {"kernel": np.zeros((5, 1))}}
     # Three products of each kernel; 30 parameters and 6 outputs for each example.
@@ -265,7 +265,7 @@ def test_the_work_of_trees_and_networks() -> None:
     assert work == (2 * 4, 3 * 2 * 7 * 25 / 4, 4 * (10 * 30 + 4 * 7 * 6) / 4)
 
 
-def test_errors_of_models_of_tables_are_of_labels_or_in_units() -> None:
+def test_errors_of_models_of_tables_are_of_labels_or_in_units():
     outputs = np.array([[0.2], [-1.0], [3.0]])
     runs: list[Any] = [SimpleNamespace(predict=lambda _, out=out: out) for out in (outputs[:, 0], outputs)]
     labels, numbers = Examples(None, np.array([1, 1, 1])), Examples(None, np.array([0.2, -1.0, 0.0]))
@@ -274,7 +274,7 @@ def test_errors_of_models_of_tables_are_of_labels_or_in_units() -> None:
 
 
 @pytest.mark.slow
-def test_models_of_tables_are_trained_on_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_of_tables_are_trained_on_the_same_rows(tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     columns = {"x": random.normal(size=80), "kind": random.choice(["a", "b"], 80)}
     columns["y"] = 100 + 10 * columns["x"]
@@ -290,7 +290,7 @@ def test_models_of_tables_are_trained_on_the_same_rows(tmp_path: Path, monkeypat
     assert [one.quantity is not None for one in tables.STUDY.findings(rows)] == [True] * 6
 
 
-def test_scaling_predicts_collectives_and_needs_devices_and_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaling_predicts_collectives_and_needs_devices_and_examples(monkeypatch):
     link = Link(20e-6, 1 / 5e9)
     # An all-reduce over 4 devices: 6 messages, 1.5 of the bytes.
     assert link.seconds([Collective("all-reduce", 2, 88)], 4) == pytest.approx(2 * 6 * 20e-6 + 1.5 * 88 / 5e9)

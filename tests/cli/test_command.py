@@ -1,7 +1,5 @@
 """The ``jaxnn`` command, and the header of every script in ``experiments``."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -28,7 +26,7 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return capsys.readouterr().out
 
 
-def test_devices_and_commands_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_and_commands_are_printed(capsys):
     text = output(capsys, "devices")
     assert re.search(rf"^backend +{jax.default_backend()}", text, re.MULTILINE) and f"jax {jax.__version__}" in text
     assert text.count("\ndevice ") == jax.device_count() and f"jaxnn {jn.__version__}" in text
@@ -39,9 +37,7 @@ def test_devices_and_commands_are_printed(capsys: pytest.CaptureFixture[str]) ->
     assert all(f"jaxnn {name}" in text for name in ("devices", "runs", "show", "plot", "compare", "bench"))
 
 
-def test_runs_are_listed_with_damaged_ones_and_shown(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_are_listed_with_damaged_ones_and_shown(finished, tmp_path, capsys):
     folder, facts = tmp_path / "runs", tiny.read(finished)
     killed = {name: value for name, value in facts.items() if name != "summary"} | {"status": "running"}
     for name, text in (("damaged", '{"status": '), ("complete", json.dumps(facts)), ("killed", json.dumps(killed))):
@@ -73,7 +69,7 @@ def sweeps(tmp_path: Path, finished: Path) -> Path:
     return folder
 
 
-def test_sweep_is_one_row_among_the_runs(sweeps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_is_one_row_among_the_runs(sweeps, capsys):
     (sweeps / "damaged").mkdir()
     (sweeps / "damaged" / "sweep.json").write_text("{")
     rows = output(capsys, "runs", sweeps).splitlines()[1:]
@@ -89,7 +85,7 @@ def test_sweep_is_one_row_among_the_runs(sweeps: Path, capsys: pytest.CaptureFix
     assert row.split()[0] == str(sweeps / "x" / "s") and "sweep of 2: 2 finished" in row
 
 
-def test_sweeps_are_shown_and_compared(sweeps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweeps_are_shown_and_compared(sweeps, capsys):
     failed = swept.member(1, {"seed": 1}, status="failed", error="out of memory")
     path = swept.write(sweeps / "s", [swept.member(0, {"seed": 0}, 1.0), failed])
     assert re.search(r"^failed +1 with: out of memory$", output(capsys, "show", path), re.MULTILINE)
@@ -104,9 +100,7 @@ def test_sweeps_are_shown_and_compared(sweeps: Path, capsys: pytest.CaptureFixtu
     assert f"A  {sweeps / 'newer'}" in text and "test_accuracy: B 0.815 against A 0.815, paired over 2 seeds." in text
 
 
-def test_plot_draws_runs_and_sweeps(
-    finished: Path, sweeps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plot_draws_runs_and_sweeps(finished, sweeps, tmp_path, capsys):
     assert output(capsys, "plot", finished).strip() == str(finished / "curves.png")
     output(capsys, "plot", sweeps / "older", "--out", tmp_path / "own.png")
     for drawn in (finished / "curves.png", tmp_path / "own.png"):
@@ -127,13 +121,13 @@ ERRORS = {
 }
 
 
-def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_line(capsys):
     for line, words in ERRORS.items():
         assert re.match(f"error: {words}", shell.fails(capsys, command, *line.split(" ")))
 
 
 @pytest.mark.slow
-def test_command_is_a_module_and_exits_with_a_status(tmp_path: Path) -> None:
+def test_command_is_a_module_and_exits_with_a_status(tmp_path):
     done = shell.python("-m", "jaxnn", "show", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {tmp_path} holds no run") and done.stderr.count("\n") == 1
@@ -144,7 +138,7 @@ LONGER = {"cartpole_ppo.py": 170, "digits_gan.py": 110, "digits_dp_sgd.py": 80, 
 LONGER |= {"digits_diffusion.py": 100, "fashion_vae.py": 95, "cats_vs_dogs_finetune.py": 105}
 
 
-def test_experiments_state_their_claim_and_command_in_forty_lines() -> None:
+def test_experiments_state_their_claim_and_command_in_forty_lines():
     for path in sorted({*(shell.ROOT / "experiments").glob("*.py")} - {shell.ROOT / "experiments/convert_cifar.py"}):
         text = path.read_text()
         claim = ast.get_docstring(ast.parse(text)) or ""
@@ -153,7 +147,7 @@ def test_experiments_state_their_claim_and_command_in_forty_lines() -> None:
         assert len(text.splitlines()) <= LONGER.get(path.name, 40), path
 
 
-def test_plan_takes_the_experiment_of_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_takes_the_experiment_of_a_script(tmp_path, capsys):
     script = tmp_path / "planned.py"
     script.write_text("from tests import tiny\nexperiment = tiny.experiment()\nother = 3\n")
     command(["plan", str(script), "--batch-size", "16", "--devices", "2", "--strategy", "pmap"])
@@ -166,9 +160,7 @@ def test_plan_takes_the_experiment_of_a_script(tmp_path: Path, capsys: pytest.Ca
     assert "has no attribute 'experiment'" in shell.fails(capsys, command, "plan", tmp_path / "empty.py")
 
 
-def test_export_takes_the_experiment_from_a_script(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_export_takes_the_experiment_from_a_script(finished, tmp_path, capsys):
     pytest.importorskip("flatbuffers", reason="StableHLO files need jaxnn[export]")
     script = tmp_path / "exported_script.py"
     script.write_text("from tests import tiny\nexperiment = tiny.experiment()\n")

@@ -25,9 +25,7 @@ def enable(directory: Path | None, limit: int) -> str | None:
     return jax.config.jax_compilation_cache_dir
 
 
-def test_least_recently_used_programs_are_deleted_down_to_half_the_limit(
-    ours: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_least_recently_used_programs_are_deleted_down_to_half_the_limit(ours, capsys):
     before = os.umask(0)
     try:
         assert enable(None, 0) == str(ours) and ours.stat().st_mode & 0o777 == 0o700, "for its user alone"
@@ -51,9 +49,7 @@ WRITABLE: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
 
 
 @pytest.mark.parametrize("why", WRITABLE)
-def test_cache_that_others_may_have_written_is_not_used(
-    why: str, ours: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cache_that_others_may_have_written_is_not_used(why, ours, monkeypatch, capsys):
     ours.mkdir(parents=True, mode=0o700)
     WRITABLE[why](ours, monkeypatch)
     assert enable(None, 99) is None

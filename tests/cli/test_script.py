@@ -1,14 +1,11 @@
 """An experiment as a script: flags, help, exit statuses, and errors of one line without a traceback."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
 import shutil
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import chex
@@ -44,7 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> jn.Run:
     return script("--learning-rate", "0.25", "--run-dir", folder, "--keep-last", 1)
 
 
-def test_flags_change_the_config_and_how_it_is_run(finished: jn.Run) -> None:
+def test_flags_change_the_config_and_how_it_is_run(finished):
     assert parse_run(tiny.experiment(seed=4), []) == (tiny.Config(seed=4), jn.RunOptions(), ClusterOptions())
     assert finished.experiment.config == tiny.Config(learning_rate=0.25)
     facts = tiny.read(finished.dir)
@@ -53,9 +50,7 @@ def test_flags_change_the_config_and_how_it_is_run(finished: jn.Run) -> None:
     chex.assert_trees_all_equal(finished.state.params, expected.state.params)
 
 
-def test_options_of_a_script_are_defaults_of_its_flags(
-    finished: jn.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_of_a_script_are_defaults_of_its_flags(finished, tmp_path, capsys):
     def stop(lines: Any) -> bool:
         return len(lines) == 2
 
@@ -78,9 +73,7 @@ class Shaped(tiny.Config):
     """Widths of the hidden layers."""
 
 
-def test_help_describes_config_fields_and_names_the_other_flags(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_describes_config_fields_and_names_the_other_flags(monkeypatch, capsys):
     experiment = dataclasses.replace(tiny.experiment(), config=Shaped())
     config, _, _ = parse_run(experiment, ["--features", "6", "7", "8"])
     assert config.features == (6, 7, 8), "a tuple is a flag with several values"
@@ -117,9 +110,7 @@ ERRORS = {
 }
 
 
-def test_errors_are_one_line_and_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_one_line_and_nothing_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for line, words in ERRORS.items():
         assert re.match(f"error: {words}", fails(capsys, *line.split(" "))), line
@@ -129,15 +120,13 @@ def test_errors_are_one_line_and_nothing_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_diverged_run_exits_with_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diverged_run_exits_with_status_1(tmp_path, capsys):
     error = fails(capsys, "--learning-rate", "1e38", "--run-dir", tmp_path / "run", status=1)
     assert re.match("error: the loss is no longer finite at step [0-9]+ of 20", error)
     assert tiny.read(tmp_path / "run")["status"] == "diverged"
 
 
-def test_resuming_takes_the_config_from_the_record_and_only_more_steps(
-    finished: jn.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resuming_takes_the_config_from_the_record_and_only_more_steps(finished, tmp_path, capsys):
     path = finished.dir
     run = script("--resume", path)
     assert run.experiment.config.learning_rate == 0.25 and run.summary.status == "finished"
@@ -152,9 +141,7 @@ def test_resuming_takes_the_config_from_the_record_and_only_more_steps(
     chex.assert_trees_all_equal(longer.state.params, expected.state.params)
 
 
-def test_commands_of_a_script_get_the_run_and_flags(
-    finished: jn.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_of_a_script_get_the_run_and_flags(finished, tmp_path, capsys):
     calls = []
 
     def repeat(run: jn.Run, word: str = "none", count: int = 1) -> None:
@@ -175,9 +162,7 @@ TASKS = {"all": jn.tasks.next_token(GPT), "last": jn.tasks.classification(WINDOW
 
 
 @pytest.mark.parametrize(("model", "targets"), [(GPT, "all"), (WINDOWED, "last")])
-def test_a_trained_language_model_writes_its_text(
-    model: Any, targets: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trained_language_model_writes_its_text(model, targets, tmp_path, capsys):
     (tmp_path / "tale.txt").write_text("abcd" * 20)
     experiment = tiny.experiment(
         data=jn.data.char_corpus(tmp_path / "tale.txt", length=6, stride=1, targets=targets),
@@ -190,7 +175,7 @@ def test_a_trained_language_model_writes_its_text(
 
 
 @pytest.mark.slow
-def test_digits_script_trains_from_the_shell(tmp_path: Path) -> None:
+def test_digits_script_trains_from_the_shell(tmp_path):
     done = shell.python(
         shell.ROOT / "experiments" / "digits_mlp.py",
         *("--num-steps", 20, "--steps-per-call", 10, "--run-dir", tmp_path / "run"),
@@ -202,9 +187,7 @@ def test_digits_script_trains_from_the_shell(tmp_path: Path) -> None:
     assert tiny.read(tmp_path / "run")["name"] == "digits_mlp"
 
 
-def test_evaluate_prints_metrics_of_a_run_and_of_members(
-    finished: jn.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_prints_metrics_of_a_run_and_of_members(finished, tmp_path, capsys):
     script("evaluate", finished.dir, "--split", "train", "--json")
     expected = {f"train_{name}": value for name, value in finished.evaluate("train").items()}
     assert json.loads(capsys.readouterr().out) == pytest.approx({"step": 20} | expected)

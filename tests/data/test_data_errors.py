@@ -303,9 +303,7 @@ GROUPS: list[tuple[type[Exception], Callable[[Path, Any], Any], list[Any]]] = [
     ("error", "load", "given", "words"),
     [pytest.param(error, load, *row, id=row[-1]) for error, load, rows in GROUPS for row in rows],
 )
-def test_bad_data_are_named_in_one_line(
-    error: type[Exception], load: Any, given: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_data_are_named_in_one_line(error, load, given, words, tmp_path, monkeypatch):
     for name in ("https_proxy", "HTTPS_PROXY"):  # nothing is downloaded
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     with pytest.raises(error, match=words) as caught:

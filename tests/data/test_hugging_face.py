@@ -1,7 +1,5 @@
 """Data sets of Hugging Face and Grain, as streams and tables: the same examples as in memory, at any position."""
 
-from __future__ import annotations
-
 import itertools
 
 import grain

@@ -1,9 +1,6 @@
 """Tables of numbers and categories: the same from each kind of table, by hand."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -34,7 +31,7 @@ def check(splits: Any) -> None:
     assert {array.dtype.name for array in (*inputs.values(), targets)} == {"float32", "int32"}
 
 
-def test_columns_become_numbers_and_ids() -> None:
+def test_columns_become_numbers_and_ids():
     splits: Any = jn.data.table(COLUMNS, test=TEST, **OPTIONS)
     check(splits)
     # A category that no training row has is missing; integers are in numerical order.
@@ -44,7 +41,7 @@ def test_columns_become_numbers_and_ids() -> None:
     jax.tree.map(np.testing.assert_array_equal, columns.apply({**TEST, "more": [0]}), splits.test.examples.inputs)
 
 
-def test_files_and_frames_are_the_same_table(tmp_path: Path) -> None:
+def test_files_and_frames_are_the_same_table(tmp_path):
     pandas: Any = pytest.importorskip("pandas")
     path = tmp_path / "people.csv"
     rows = [", ".join("?" if x is None else str(x) for x in row) for row in zip(*COLUMNS.values(), strict=True)]
@@ -58,7 +55,7 @@ def test_files_and_frames_are_the_same_table(tmp_path: Path) -> None:
         jn.data.table(path, target="a", names=["a", "b"])
 
 
-def test_categories_are_spelled_alike_in_every_file(tmp_path: Path) -> None:
+def test_categories_are_spelled_alike_in_every_file(tmp_path):
     pytest.importorskip("pandas")
     (tmp_path / "train.csv").write_text("zip,size,y\n02134,1.50,1.5\nK1A,XL,-9\n00501,M,3.5\n")
     (tmp_path / "test.csv").write_text("zip,size,y\n00501,1.50,1.5\n02134,1.50,3.5\n")
@@ -72,18 +69,18 @@ def test_categories_are_spelled_alike_in_every_file(tmp_path: Path) -> None:
     assert splits.class_names == ("0.1", "0.2") and np.isnan(splits.train.examples.inputs["numbers"][0, 0])
 
 
-def test_a_polars_frame_is_the_same_table() -> None:
+def test_a_polars_frame_is_the_same_table():
     check(jn.data.table(pytest.importorskip("polars").DataFrame(COLUMNS), **OPTIONS))
 
 
-def test_files_need_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_need_pandas(tmp_path, monkeypatch):
     (tmp_path / "a.csv").touch()
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ConfigError, match=r'pip install "jaxnn\[tables\]"'):
         jn.data.table(tmp_path / "a.csv", target="kind")
 
 
-def test_fractions_are_disjoint_and_categories_those_of_train() -> None:
+def test_fractions_are_disjoint_and_categories_those_of_train():
     columns = {"name": [*map(str, range(20))], "y": np.arange(20.0)}
     splits: Any = jn.data.table(columns, target="y", test=0.2, validation=0.15)
     parts = [source.targets.tolist() for source in splits.named().values()]
@@ -92,7 +89,7 @@ def test_fractions_are_disjoint_and_categories_those_of_train() -> None:
     assert not splits.test.examples.inputs["categories"].any()
 
 
-def test_standardize_fills_in_and_marks_missing_numbers() -> None:
+def test_standardize_fills_in_and_marks_missing_numbers():
     splits: Any = jn.data.standardize(jn.data.standardize(jn.data.table(COLUMNS, test=TEST, **OPTIONS)))
     mean, deviation = 32, np.std([25, 40, 31])
     expected = [[-7 / deviation, 0], [0, 1], [8 / deviation, 0], [-1 / deviation, 0]]
@@ -101,7 +98,7 @@ def test_standardize_fills_in_and_marks_missing_numbers() -> None:
     jax.tree.map(np.testing.assert_array_equal, splits.train.columns.apply(TEST), splits.test.examples.inputs)
 
 
-def test_bins_of_a_table_are_those_of_its_columns() -> None:
+def test_bins_of_a_table_are_those_of_its_columns():
     table: Any = jn.data.table(COLUMNS, test=TEST, **OPTIONS)
     splits: Any = jn.data.binned(table)
     matrix = np.hstack([AGES, np.where(np.array(IDS) > 0, IDS, np.nan)])

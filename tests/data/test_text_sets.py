@@ -4,7 +4,6 @@ import dataclasses
 import gzip
 import io
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,14 @@ def check(splits: Splits) -> None:
     assert vocabulary(splits).tokens[2:] == ("bad", "film", "good")
 
 
-def test_lists_become_ids_of_the_training_vocabulary() -> None:
+def test_lists_become_ids_of_the_training_vocabulary():
     splits = text_arrays(TRAIN, TEST, tokenizer=SHORT, name="films", class_names=("neg", "pos"))
     check(splits)
     assert vocabulary(splits).decode(TEST_ROWS) == ["film", "good \N{REPLACEMENT CHARACTER}"]
     assert vocabulary(jn.data.with_augmentation(splits, lambda key, batch: batch)) is vocabulary(splits)
 
 
-def test_fingerprints_differ_by_texts_labels_and_tokenizers() -> None:
+def test_fingerprints_differ_by_texts_labels_and_tokenizers():
     other = (["bad film", "bad bad", "good bad"], TRAIN[1])
     made = [
         *(text_arrays(train, tokenizer=SHORT) for train in (TRAIN, TRAIN, other, (TRAIN[0], [1, 1, 1]))),
@@ -65,7 +64,7 @@ def write_archive(path: Path, files: dict[str, str] = REVIEWS) -> Path:
     return path
 
 
-def test_folders_are_read_by_class_then_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_are_read_by_class_then_by_name(tmp_path, monkeypatch):
     # Other and hidden files are ignored.
     ignored = {"train/neg/a.md": "x", "train/neg/._a.txt": "x", "train/.cache/a.txt": "x"}
     root, listed = write_all(tmp_path / "films", REVIEWS | ignored), Path.iterdir
@@ -75,7 +74,7 @@ def test_folders_are_read_by_class_then_by_name(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", ["val", "validation"])
-def test_validation_may_have_either_name(name: str, tmp_path: Path) -> None:
+def test_validation_may_have_either_name(name, tmp_path):
     # Byte order marks and Windows line ends are removed.
     texts = {f"{name}/neg/a.txt": "bad", f"{name}/pos/a.txt": "\ufefffilm\r\ngood\rgood"}
     splits: Any = text_folder(write_all(tmp_path, REVIEWS | texts), Tokenizer(unit="characters", length=15))
@@ -84,7 +83,7 @@ def test_validation_may_have_either_name(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["imdb/aclImdb", "aclImdb_labeled.tar.gz", "imdb/aclImdb_v1.tar.gz"])
-def test_imdb_is_the_same_from_folder_and_archive(name: str, tmp_path: Path) -> None:
+def test_imdb_is_the_same_from_folder_and_archive(name, tmp_path):
     if name.endswith("gz"):
         write_archive(tmp_path / name)
     else:
@@ -93,7 +92,7 @@ def test_imdb_is_the_same_from_folder_and_archive(name: str, tmp_path: Path) -> 
     assert splits.name == "imdb"
 
 
-def test_validation_reviews_do_not_enter_the_vocabulary(tmp_path: Path) -> None:
+def test_validation_reviews_do_not_enter_the_vocabulary(tmp_path):
     more = {f"train/pos/5{i:02}_9.txt": f"w{i}" for i in range(20)}
     write_archive(tmp_path / "aclImdb_v1.tar.gz", REVIEWS | more)
     splits, again, other = (imdb(SHORT, validation=0.3, seed=seed, data_dir=tmp_path) for seed in (1, 1, 2))
@@ -117,14 +116,14 @@ def change_one_byte(path: Path) -> None:
         (lambda path: write_archive(path, {NAMES[0]: "a\udcffb"}), "is not UTF-8 text .*at byte 1"),
     ],
 )
-def test_damaged_archives_raise(write: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
+def test_damaged_archives_raise(write, message, tmp_path):
     write(tmp_path / "aclImdb_v1.tar.gz")
     with pytest.raises(DataError, match=rf"aclImdb_v1\.tar\.gz {message}"):
         imdb(SHORT, data_dir=tmp_path)
 
 
 @pytest.mark.slow
-def test_real_reviews(data_dir: Path) -> None:
+def test_real_reviews(data_dir):
     splits: Any = imdb(Tokenizer(ngrams=2, length=400, pad="start"), data_dir=data_dir)
     assert repr(splits) == "Splits(imdb: 25,000 train, 25,000 test, inputs int32 [400], 2 classes)"
     known = vocabulary(splits)
@@ -140,7 +139,7 @@ def texts(splits: Any, split: str = "train") -> list[str]:
     return vocabulary(splits).decode(splits.named()[split].examples.inputs)
 
 
-def test_columns_are_joined_and_labels_ordered_by_number(tmp_path: Path) -> None:
+def test_columns_are_joined_and_labels_ordered_by_number(tmp_path):
     path = write(tmp_path / "news.csv", '3,"Stocks, up","Two ""big"" gains"\n10,Match,won\n3,Oil,"over\ntwo lines"\n')
     splits = read_csv(path, FOUR, **{**PLACES, "text": (1, 2)})
     assert texts(splits) == ["up two big gains", "match won", "oil over two lines"]  # the last four words of each
@@ -152,14 +151,14 @@ def test_columns_are_joined_and_labels_ordered_by_number(tmp_path: Path) -> None
     assert splits.class_names == ("01", "1", "2", "10") and texts(splits)[0].endswith("word")
 
 
-def test_a_header_names_columns(tmp_path: Path) -> None:
+def test_a_header_names_columns(tmp_path):
     path = write(tmp_path / "news.csv", "\ufeffkind,words\nham,so long\n\nspam , buy now\nham,hi\n")
     splits = read_csv(path, FOUR, text="words", label="kind")
     assert texts(splits) == ["so long", "buy now", "hi"] and splits.class_names == ("ham", "spam")
     assert splits.train.targets.tolist() == [0, 1, 0]
 
 
-def test_without_quoting_a_quotation_mark_is_a_character(tmp_path: Path) -> None:
+def test_without_quoting_a_quotation_mark_is_a_character(tmp_path):
     path = write(tmp_path / "sms.tsv", 'ham\t"so\nspam\tit\'s, "\u2028x\r\n\n')
     splits = read_tsv(path, Tokenizer(unit="characters", length=20), quoting=False, **PLACES)
     assert texts(splits) == ['"so', "it's, \"\u2028x"]
@@ -167,7 +166,7 @@ def test_without_quoting_a_quotation_mark_is_a_character(tmp_path: Path) -> None
         read_tsv(path, FOUR, **PLACES)
 
 
-def test_fractions_are_random_by_seed_and_disjoint(tmp_path: Path) -> None:
+def test_fractions_are_random_by_seed_and_disjoint(tmp_path):
     path = write(tmp_path / "news.csv", "".join(f"{number},common w{number}\n" for number in range(50)))
     options: dict[str, Any] = {**PLACES, "test": 0.1, "validation": 0.25}
     splits = read_csv(path, FOUR, **options)
@@ -183,7 +182,7 @@ def test_fractions_are_random_by_seed_and_disjoint(tmp_path: Path) -> None:
     assert read_csv(path, FOUR, test=0.001, **PLACES).train.num_examples == 49
 
 
-def test_other_splits_may_be_other_tables(tmp_path: Path) -> None:
+def test_other_splits_may_be_other_tables(tmp_path):
     train = write(tmp_path / "train.csv", "b,one two\na,two\n")
     splits: Any = read_csv(train, FOUR, test=write(tmp_path / "news.csv", "a,two three\n"), **PLACES)
     assert splits.test.examples.inputs.tolist() == [[2, 1, 0, 0]]

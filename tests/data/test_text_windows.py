@@ -1,6 +1,5 @@
 """Windows of characters or words: short texts by hand, the sizes of real ones."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ def rows(source: Any) -> tuple[list[Any], list[Any]]:
     return source.examples.inputs.tolist(), source.targets.tolist()
 
 
-def test_windows_of_characters_by_hand(tmp_path: Path) -> None:
+def test_windows_of_characters_by_hand(tmp_path):
     # The first 27 of 30 characters are train: a newline is 0, a space 1, a 2, b 3, c 4.
     splits = char_corpus(write(tmp_path / "tale.txt", "ab c\n" * 6), length=2)
     assert (splits.class_names, splits.name) == (("\n", " ", "a", "b", "c"), "tale")
@@ -36,7 +35,7 @@ def test_windows_of_characters_by_hand(tmp_path: Path) -> None:
     assert [source.num_examples for source in splits.named().values()] == [9, 1]
 
 
-def test_only_training_windows_overlap(tmp_path: Path) -> None:
+def test_only_training_windows_overlap(tmp_path):
     # Of 90 characters, windows of 4 inputs and a target more start at 0, 3, …, 84.
     train: Any = char_corpus(write(tmp_path / "tale.txt", ALPHABET), length=4, stride=3).train.examples
     np.testing.assert_array_equal(train.inputs[:, 0], np.arange(0, 86, 3))
@@ -52,7 +51,7 @@ def test_only_training_windows_overlap(tmp_path: Path) -> None:
     assert rows(splits.test)[1] == [4, 7]
 
 
-def test_windows_of_words_by_hand(tmp_path: Path) -> None:
+def test_windows_of_words_by_hand(tmp_path):
     paths = {
         "train": write(tmp_path / "ptb.train.txt", " a b a \n b b c a"),
         "validation": write(tmp_path / "valid.txt", "a\nb\n"),
@@ -76,7 +75,7 @@ def test_windows_of_words_by_hand(tmp_path: Path) -> None:
         assert ("T" in char_corpus(path, length=2, lowercase=lowercase).class_names) != lowercase
 
 
-def test_text_to_ids_and_back(tmp_path: Path) -> None:
+def test_text_to_ids_and_back(tmp_path):
     for make, text in ((char_corpus, "ab c\n" * 6), (word_corpus, "the cat \nsat " * 6)):
         splits: Any = make(write(tmp_path / "tale.txt", text), length=1, stride=1)
         ids = encode_text(text, splits.class_names)
@@ -100,15 +99,13 @@ def test_text_to_ids_and_back(tmp_path: Path) -> None:
         ("b a a b a", "a x b", 3, ("a", "b", "<unk>"), [[2, 1]]),
     ],
 )
-def test_words_without_an_id_are_unknown(
-    train: str, test: str, size: int, vocabulary: tuple[str, ...], targets: list[list[int]], tmp_path: Path
-) -> None:
+def test_words_without_an_id_are_unknown(train, test, size, vocabulary, targets, tmp_path):
     paths = {"train": write(tmp_path / "train.txt", train), "test": write(tmp_path / "test.txt", test)}
     splits = word_corpus(paths, length=2, vocabulary_size=size)
     assert (splits.class_names, rows(splits.test)[1]) == (vocabulary, targets)
 
 
-def test_real_texts(data_dir: Path) -> None:
+def test_real_texts(data_dir):
     splits: Any = char_corpus(data_dir=data_dir)
     # 1,115,394 characters: 1,003,854 train, whose successors fill 15,685 windows; 111,540 test, 1,742.
     assert repr(splits) == "Splits(tinyshakespeare: 15,685 train, 1,742 test, inputs int32 [64], 65 classes)"

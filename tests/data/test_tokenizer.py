@@ -1,7 +1,6 @@
 """Tokenizer and Vocabulary: ids and n-grams of short texts by hand, invariants."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,11 +20,11 @@ UNKNOWN = "\N{REPLACEMENT CHARACTER}"
         ('!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~', []),
     ],
 )
-def test_words_are_split_as_by_keras(text: str, words: list[str]) -> None:
+def test_words_are_split_as_by_keras(text, words):
     assert list(Tokenizer().tokens(text)) == words
 
 
-def test_ids_by_hand() -> None:
+def test_ids_by_hand():
     vocabulary = Tokenizer(length=5).fit(TRAIN)
     # "the" three times, "cat" and "dog" twice, "a", "cat's" and "sat" once; ties by code point.
     assert vocabulary.tokens == ("", UNKNOWN, "the", "cat", "dog", "a", "cat's", "sat") and len(vocabulary) == 8
@@ -50,12 +49,12 @@ def test_ids_by_hand() -> None:
         ("start", "end", [[4, 3, 2], [4, 0, 0], [3, 2, 4]]),
     ],
 )
-def test_either_end_is_kept_or_padded(keep: Any, pad: Any, rows: list[list[int]]) -> None:
+def test_either_end_is_kept_or_padded(keep, pad, rows):
     vocabulary = Tokenizer(length=3, keep=keep, pad=pad).fit(["c c c b b a"])
     assert vocabulary.encode(["a b c c", "a", "b c a"]).tolist() == rows
 
 
-def test_characters_by_hand() -> None:
+def test_characters_by_hand():
     vocabulary = Tokenizer(unit="characters", length=4).fit(["Aba", "b b"])
     # "b" three times, "a" twice, the space once.
     assert vocabulary.tokens == ("", UNKNOWN, "b", "a", " ")
@@ -64,7 +63,7 @@ def test_characters_by_hand() -> None:
     assert vocabulary.decode(rows) == [f"ab {UNKNOWN}", "ba"]
 
 
-def test_ngrams_by_hand() -> None:
+def test_ngrams_by_hand():
     # a is 2, b is 3; "a b" and "b a" occur twice and get 4 and 5.
     vocabulary = Tokenizer(ngrams=2, length=7).fit(["a b a b", "b a"])
     assert len(vocabulary) == 6
@@ -85,7 +84,7 @@ def test_ngrams_by_hand() -> None:
 
 
 @pytest.mark.parametrize("settings", [Tokenizer(length=9, ngrams=3), Tokenizer(unit="characters")])
-def test_rows_depend_on_neither_order_nor_other_texts(settings: Tokenizer) -> None:
+def test_rows_depend_on_neither_order_nor_other_texts(settings):
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(list("aaaabbcdefgh"), size)) for size in rng.integers(0, 12, 80)]
     vocabulary, reversed_vocabulary = settings.fit(texts[:40]), settings.fit(texts[39::-1])
@@ -97,7 +96,7 @@ def test_rows_depend_on_neither_order_nor_other_texts(settings: Tokenizer) -> No
 
 @pytest.mark.parametrize("pad", ["start", "end"])
 @pytest.mark.parametrize("ngrams", [1, 2])
-def test_decode_inverts_encode_except_for_case_and_punctuation(pad: Any, ngrams: int) -> None:
+def test_decode_inverts_encode_except_for_case_and_punctuation(pad, ngrams):
     vocabulary = Tokenizer(length=20, pad=pad, ngrams=ngrams).fit(TRAIN)
     assert vocabulary.decode(vocabulary.encode(TRAIN)) == ["the cat sat", "the dog the cat's dog", "a cat"]
     assert vocabulary.decode(vocabulary.encode(["", "A bird?"])) == ["", f"a {UNKNOWN}"]

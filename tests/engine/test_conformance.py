@@ -1,7 +1,5 @@
 """What every model and task must do, as one table: a new model or task adds a row and is tested by all of it."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -173,7 +171,7 @@ def start(task: Task, batch: Batch) -> TrainState:
     return TrainState(np.int32(0), *states, zeros, jax.random.key(0))
 
 
-def test_every_model_and_task_has_a_row() -> None:
+def test_every_model_and_task_has_a_row():
     modules = {value for value in vars(models).values() if inspect.isclass(value) and issubclass(value, linen.Module)}
     blocks = {models.Bottleneck, models.ResNetBlock, models.ConvDecoder}
     ours = {name: row for name, row in TABLE.items() if name not in ELSEWHERE}
@@ -192,7 +190,7 @@ def check(name: str, *checks: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
-def test_every_row_conforms(name: str) -> None:
+def test_every_row_conforms(name):
     row, batch = TABLE[name], TABLE[name].batch(0)
     check(name, "trace", "vmap", "parameters", "padding", "padded step", "sums")
     task = row.task(row.model, **row.options)
@@ -212,5 +210,5 @@ def on_devices() -> Iterator[Any]:
 
 # Both average over the devices: statistics of a batch, and tokens, of which devices have unequal numbers.
 @pytest.mark.parametrize(("name", "strategy"), [*on_devices()])
-def test_a_step_on_four_devices_equals_that_on_one(name: str, strategy: str) -> None:
+def test_a_step_on_four_devices_equals_that_on_one(name, strategy):
     check(name, strategy)

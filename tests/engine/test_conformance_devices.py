@@ -1,7 +1,5 @@
 """Every model and task trains on several devices as on one, and every strategy trains models of each kind."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -45,7 +43,7 @@ def trained(name: str, **options: Any) -> jn.Run:
 @pytest.mark.parametrize(
     ("name", "strategy"), [RUNS[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in RUNS[1:])]
 )
-def test_devices_train_as_one_does(name: str, strategy: str) -> None:
+def test_devices_train_as_one_does(name, strategy):
     expected, got = trained(name), trained(name, strategy=strategy, devices=4)
     assert all(len(leaf.sharding.device_set) == 4 for leaf in jax.tree.leaves(got.state))
     allowed = 10 * TABLE[name].tolerance
@@ -109,25 +107,25 @@ COUPLED = {
 
 
 @pytest.mark.parametrize("name", DRAWING)
-def test_pmap_refuses_tasks_that_draw_random_numbers_themselves(name: str) -> None:
+def test_pmap_refuses_tasks_that_draw_random_numbers_themselves(name):
     with pytest.raises(jn.ConfigError, match="draws random numbers.*strategy data"):
         tiny.fit(tiny.experiment(task=lambda config: DRAWING[name]), strategy="pmap", devices=2)
 
 
 @pytest.mark.parametrize("name", COUPLED)
-def test_tasks_that_couple_examples_are_found_by_the_check_that_pmap_names(name: str) -> None:
+def test_tasks_that_couple_examples_are_found_by_the_check_that_pmap_names(name):
     batch = Batch(*tiny.points(8), np.ones(8, np.float32))
     with pytest.raises(jn.testing.ConformanceError, match="pmap: .* on 2 devices"):
         jn.testing.check_task(COUPLED[name], batch, checks=("pmap",))
 
 
-def test_pmap_names_the_check_of_coupled_examples(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pmap_names_the_check_of_coupled_examples(capsys):
     for strategy, is_named in (("pmap", True), ("data", False)):
         tiny.fit(tiny.experiment(num_steps=5), strategy=strategy, devices=2, progress="plain")
         assert ("jaxnn.testing.check_task" in capsys.readouterr().out) == is_named
 
 
-def test_own_random_numbers_and_coupled_losses_equal_those_of_one_device() -> None:
+def test_own_random_numbers_and_coupled_losses_equal_those_of_one_device():
     def loss(params: Any, batch: Batch, key: jax.Array) -> jax.Array:
         return (denoised(params, batch.inputs, key) + matched(params, batch.inputs)).mean()
 

@@ -1,7 +1,5 @@
 """Mistakes in options, configs, steps and tasks: each is named before anything is compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -88,7 +86,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize("mistake", ERRORS)
-def test_mistake_is_named(mistake: str) -> None:
+def test_mistake_is_named(mistake):
     call, words = ERRORS[mistake]
     with pytest.raises(ConfigError, match=words):
         call()

@@ -1,7 +1,5 @@
 """What is evaluated and how often: all outputs of a split, further splits, a part of them, sampled losses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -30,7 +28,7 @@ def experiment(task: jn.Task = MEASURED) -> Any:
     return tiny.experiment(data=splits, task=lambda config: task, num_steps=5)
 
 
-def test_metrics_of_all_outputs_and_of_other_splits_are_equal_however_a_run_is_distributed() -> None:
+def test_metrics_of_all_outputs_and_of_other_splits_are_equal_however_a_run_is_distributed():
     run = tiny.fit(experiment(), monitor="correlation")
     for split, (inputs, targets) in {"test": tiny.points(23, 1), "shifted": SHIFTED}.items():
         expected = correlation(targets, run.predict(inputs))
@@ -45,7 +43,7 @@ def test_metrics_of_all_outputs_and_of_other_splits_are_equal_however_a_run_is_d
     assert swept.members[1].final["test_correlation"] != swept.members[0].final["test_correlation"]
 
 
-def test_a_part_is_evaluated_in_training_and_all_afterwards() -> None:
+def test_a_part_is_evaluated_in_training_and_all_afterwards():
     seen: list[np.ndarray] = []
     task = TASK._replace(metrics={"size": lambda targets, outputs: seen.append(targets) or len(targets)})
     run = tiny.fit(experiment(task), eval_batches=2, eval_batch_size=4)
@@ -54,7 +52,7 @@ def test_a_part_is_evaluated_in_training_and_all_afterwards() -> None:
     np.testing.assert_array_equal(seen[0], tiny.points(23, 1)[1][np.arange(8) * 23 // 8])
 
 
-def test_metrics_that_fail_are_named_and_those_of_infinite_outputs_are_nan() -> None:
+def test_metrics_that_fail_are_named_and_those_of_infinite_outputs_are_nan():
     def refuse(targets: Any, outputs: Any) -> float:
         raise ValueError("Only one class present\nin y_true")
 
@@ -68,7 +66,7 @@ def test_metrics_that_fail_are_named_and_those_of_infinite_outputs_are_nan() -> 
             jn.data.arrays(train=SHIFTED, test=SHIFTED, others=names)
 
 
-def test_a_sampled_loss_has_a_key_for_each_batch_the_same_each_time() -> None:
+def test_a_sampled_loss_has_a_key_for_each_batch_the_same_each_time():
     def evaluate(params: Any, state: Any, batch: jn.Batch, key: jax.Array) -> Any:
         count, noise = batch.mask.sum(), jax.random.uniform(key)
         return {"loss": noise * count, "square": noise**2 * count, "count": count}
@@ -83,7 +81,7 @@ def test_a_sampled_loss_has_a_key_for_each_batch_the_same_each_time() -> None:
     assert square - once**2 > 0.01
 
 
-def test_large_splits_are_evaluated_less_often() -> None:
+def test_large_splits_are_evaluated_less_often():
     def every(num_test: int, **options: Any) -> int | None:
         return resolve_cadences(jn.RunOptions(**options), tiny.Config(), (num_test,)).eval_every
 

@@ -1,10 +1,7 @@
 """A user's own strategy, metric writer and stopping rule, in `fit`, `iterate`, `sweep` and on the command line."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -62,9 +59,7 @@ def steps(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, int | None]]:
     ("words", "name", "expected"),
     [([], "run.json", ALONE), (["sweep", "--seed", "0", "1", "--vmap-size", "2"], "sweep.json", BOTH)],
 )
-def test_command_line_takes_all_three_by_name(
-    parts: ModuleType, tmp_path: Path, words: list[str], name: str, expected: list[Any]
-) -> None:
+def test_command_line_takes_all_three_by_name(parts, tmp_path, words, name, expected):
     jn.main(tiny.experiment(), [*words, *FLAGS, *OWN, "--run-dir", str(tmp_path / "record")])
     assert steps(parts.table.rows) == expected and parts.table.closed == 1
     assert parts.table.rows == tiny.lines(tmp_path / "record")
@@ -72,7 +67,7 @@ def test_command_line_takes_all_three_by_name(
     assert (options["strategy"], options["stop"]) == (STRATEGY, f"{__name__}:rule")
 
 
-def test_resumed_run_keeps_its_stopping_rule(parts: ModuleType, tmp_path: Path) -> None:
+def test_resumed_run_keeps_its_stopping_rule(parts, tmp_path):
     for number, rule in enumerate((f"{__name__}:rule", parts.rule)):
         path = tmp_path / str(number)
         for report in jn.iterate(tiny.experiment(), run_dir=path, **HOW, stop=rule):
@@ -84,7 +79,7 @@ def test_resumed_run_keeps_its_stopping_rule(parts: ModuleType, tmp_path: Path) 
     assert tiny.fit(tiny.experiment(), resume=tmp_path / "1", stop=parts.rule).summary.step == 10
 
 
-def test_resumed_sweep_keeps_its_stopping_rule(parts: ModuleType, tmp_path: Path) -> None:
+def test_resumed_sweep_keeps_its_stopping_rule(parts, tmp_path):
     def fail(lines: Any) -> None:
         raise ZeroDivisionError("mine")
 
@@ -101,7 +96,7 @@ def test_resumed_sweep_keeps_its_stopping_rule(parts: ModuleType, tmp_path: Path
     assert int(sweep.run(0).state.step) == 10 and sweep.run(1).summary.status == "stopped early"
 
 
-def test_writer_gets_no_empty_reports(parts: ModuleType) -> None:
+def test_writer_gets_no_empty_reports(parts):
     # All members diverge in the first window, and the device is asked for its state at the end only.
     writes: list[int] = []
     parts.table.write = lambda lines: writes.append(len(lines))
@@ -110,7 +105,7 @@ def test_writer_gets_no_empty_reports(parts: ModuleType) -> None:
     assert writes == [2]
 
 
-def test_writers_and_rules_get_copies(parts: ModuleType) -> None:
+def test_writers_and_rules_get_copies(parts):
     def clear(lines: list[dict[str, Any]]) -> None:
         lines[0].clear()
         lines.clear()
@@ -127,7 +122,7 @@ def test_writers_and_rules_get_copies(parts: ModuleType) -> None:
         (lambda lines: np.array([True, False]), jn.ConfigError, r"stop .*\(2,\).*True or False"),
     ],
 )
-def test_writer_is_closed_if_a_rule_fails(parts: ModuleType, stop: Any, error: type[Exception], words: str) -> None:
+def test_writer_is_closed_if_a_rule_fails(parts, stop, error, words):
     with pytest.raises(error, match=words):
         tiny.fit(tiny.experiment(), **HOW, writers=[parts.table], stop=stop)
     assert parts.table.closed == 1

@@ -1,10 +1,7 @@
 """Experiments with a step, several optimizers, no data or parameters of their own."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -57,7 +54,7 @@ def part_by_part(task: jn.Task, optimizer: Any) -> Any:
     return step
 
 
-def test_an_own_step_trains_alone_swept_resumed_and_on_devices(tmp_path: Path) -> None:
+def test_an_own_step_trains_alone_swept_resumed_and_on_devices(tmp_path):
     def optimizer(config: Any) -> Any:
         return {"kernel": optax.adam(config.learning_rate), "bias": optax.sgd(0.1)}
 
@@ -75,7 +72,7 @@ def test_an_own_step_trains_alone_swept_resumed_and_on_devices(tmp_path: Path) -
         assert how.final["test_loss"] == pytest.approx(whole.final["test_loss"], rel=1e-5)
 
 
-def test_a_step_gets_the_config_whose_floats_are_traced_in_a_sweep() -> None:
+def test_a_step_gets_the_config_whose_floats_are_traced_in_a_sweep():
     def by_config(task: jn.Task, optimizer: Any, config: Any) -> Any:
         return jn.steps.make_train_step(task, optax.sgd(config.learning_rate))
 
@@ -90,7 +87,7 @@ def test_a_step_gets_the_config_whose_floats_are_traced_in_a_sweep() -> None:
     assert swept.summary["num_compilations"] == usual.summary["num_compilations"]
 
 
-def test_two_optimizers_update_their_parts_in_the_usual_step() -> None:
+def test_two_optimizers_update_their_parts_in_the_usual_step():
     optimizers = {"Dense_0": jn.optim.with_ema(optax.sgd(0.1), 1.0), "Dense_1": optax.set_to_zero()}
     state = tiny.fit(layered(optimizer=lambda config: optimizers), **HOW).state
     start = jax.jit(lambda: jn.steps.init_train_state(TASK, optax.sgd(0.1), jax.random.key(0), BATCH).params)()
@@ -113,7 +110,7 @@ def without_batch(config: Any) -> jn.Task:
     )
 
 
-def test_an_experiment_needs_no_data(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_experiment_needs_no_data(capsys):
     alone = without_data(without_batch)
     run = tiny.fit(alone, **HOW)
     # Each step halves x: the loss after six is 2 * 9 / 4**6, that before the last one four times as much.
@@ -128,7 +125,7 @@ def test_an_experiment_needs_no_data(capsys: pytest.CaptureFixture[str]) -> None
     assert reported.endswith("; 1 drawn: model_state/count")
 
 
-def test_an_own_step_needs_no_function_of_the_task_but_init() -> None:
+def test_an_own_step_needs_no_function_of_the_task_but_init():
     def halve(task: jn.Task, optimizer: Any) -> Any:
         def step(state: jn.TrainState, batch: jn.Batch) -> Any:
             return state._replace(params=optax.tree.scale(0.5, state.params)), {"loss": state.params["x"].sum()}
@@ -145,7 +142,7 @@ def test_an_own_step_needs_no_function_of_the_task_but_init() -> None:
         run.evaluate("train")
 
 
-def test_parameters_start_from_given_ones(tmp_path: Path) -> None:
+def test_parameters_start_from_given_ones(tmp_path):
     kernel = np.arange(12, dtype=np.float32).reshape(3, 4)
     given = {"Dense_0": {"kernel": kernel}, "other": {"bias": np.zeros(2)}}
     still = layered(optimizer=lambda config: optax.sgd(0.0), params=lambda config: given)
@@ -161,7 +158,7 @@ def test_parameters_start_from_given_ones(tmp_path: Path) -> None:
         np.testing.assert_array_equal(swept.run(member).state.params["Dense_0"]["kernel"], kernel)
 
 
-def test_frozen_parameters_stay_and_adapters_learn() -> None:
+def test_frozen_parameters_stay_and_adapters_learn():
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(TASK.init, jax.random.key(0), BATCH)[0]
     trained = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)

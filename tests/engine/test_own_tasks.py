@@ -1,11 +1,8 @@
 """Tasks of a user's own: what they may return, and the errors for what they may not."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -60,7 +57,7 @@ def sweep(experiment: jn.Experiment[Any], points: jn.search.Points | None = None
     return jn.sweep(experiment, points, **{**tiny.HOW, "record": False, "vmap_size": 2, "devices": 1, **options})
 
 
-def test_own_tasks_may_have_any_arrays_targets_and_predictions_in_fit_and_sweep() -> None:
+def test_own_tasks_may_have_any_arrays_targets_and_predictions_in_fit_and_sweep():
     def with_classes(batch: jn.Batch) -> jn.Batch:
         return batch._replace(targets=batch.targets % 3)
 
@@ -148,7 +145,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_wrong_tasks_are_named_before_training(case: str, tmp_path: Path) -> None:
+def test_wrong_tasks_are_named_before_training(case, tmp_path):
     parts, words = REFUSED[case]
     with pytest.raises(jn.ConfigError, match=words) as caught:
         tiny.fit(own(**parts), tmp_path / "run")
@@ -156,7 +153,7 @@ def test_wrong_tasks_are_named_before_training(case: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("case", ["words as metrics", "an integer loss", "a count of padding too", "no function"])
-def test_sweep_names_wrong_tasks_too(case: str, tmp_path: Path) -> None:
+def test_sweep_names_wrong_tasks_too(case, tmp_path):
     parts, words = REFUSED[case]
     with pytest.raises(jn.JaxnnError, match=words) as caught:
         sweep(own(**parts), record=True, run_dir=tmp_path / "sweep")
@@ -164,7 +161,7 @@ def test_sweep_names_wrong_tasks_too(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case, (parts, _) in REFUSED.items() if "loss" in parts or "param" in case])
-def test_functional_core_names_wrong_losses_and_parameters(case: str) -> None:
+def test_functional_core_names_wrong_losses_and_parameters(case):
     parts, words = REFUSED[case]
     batch, task, optimizer = jn.Batch(*tiny.points(8), np.ones(8, np.float32)), OWN._replace(**parts), optax.sgd(0.1)
     step = jn.steps.make_train_step(task, optimizer)
@@ -187,7 +184,7 @@ SUMS: dict[str, tuple[Any, bool]] = {
 }
 
 
-def test_sums_train_and_what_a_trace_does_not_show_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sums_train_and_what_a_trace_does_not_show_is_named(capsys):
     others = {name: value for name, (value, _) in SUMS.items()}
     derive = {"derive_metrics": lambda means: {"loss": means["loss"], "coupled": means["coupled"]}}
     run = tiny.fit(own(evaluate=sums(**others), **derive), eval_batch_size=5, progress="plain")
@@ -213,7 +210,7 @@ class Derived(Config):
         object.__setattr__(self, "rate", 2 * self.decay)
 
 
-def test_swept_fields_that_nothing_reads_are_named(tmp_path: Path) -> None:
+def test_swept_fields_that_nothing_reads_are_named(tmp_path):
     experiment = dataclasses.replace(tiny.experiment(), config=Config(num_steps=5))
     # The warning comes before the error of a sweep that cannot start.
     with pytest.warns(UserWarning, match="nothing reads.* 'depth'"), pytest.raises(jn.ConfigError, match="monitor"):
@@ -223,7 +220,7 @@ def test_swept_fields_that_nothing_reads_are_named(tmp_path: Path) -> None:
     assert tiny.read(tmp_path / "sweep", "sweep.json")["unread"] == ["decay"]
 
 
-def test_swept_fields_from_which_the_config_derives_others_are_read() -> None:
+def test_swept_fields_from_which_the_config_derives_others_are_read():
     experiment = tiny.experiment(optimizer=lambda config: optax.sgd(config.rate))
     experiment = dataclasses.replace(experiment, config=Derived(num_steps=5))
     with warnings.catch_warnings():

@@ -1,7 +1,5 @@
 """Steps: an update by hand, padding, any Optax optimizer, evaluation, dropout, and batches shared by devices."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -32,7 +30,7 @@ def start(task: Task, optimizer: optax.GradientTransformation, batch: Batch = PO
     return init_train_state(task, optimizer, KEY, batch)
 
 
-def test_gradient_descent_and_averages_by_hand() -> None:
+def test_gradient_descent_and_averages_by_hand():
     step, averaging = make_train_step(LINE, SGD), optim.with_ema(SGD, 0.5)
 
     @jax.jit
@@ -56,7 +54,7 @@ def test_gradient_descent_and_averages_by_hand() -> None:
     assert sums == pytest.approx({"loss": 1.6, "mean_absolute_error": 1.6, "count": 2.0}, rel=1e-5)
 
 
-def test_one_step_is_a_program_without_a_loop() -> None:
+def test_one_step_is_a_program_without_a_loop():
     step, state = make_train_step(LINE, SGD), start(LINE, SGD)
     totals = Totals(dict.fromkeys(("loss", "mean_absolute_error"), np.float32(0)), np.int32(-1))
 
@@ -67,7 +65,7 @@ def test_one_step_is_a_program_without_a_loop() -> None:
     assert "scan[" not in program(1) and "scan[" in program(2)
 
 
-def test_step_is_counted_and_keys_stay_apart() -> None:
+def test_step_is_counted_and_keys_stay_apart():
     noise = tasks.regression(
         (lambda key, inputs: {"w": jax.random.uniform(key)}, lambda params, inputs: params["w"] * inputs)
     )
@@ -89,7 +87,7 @@ def test_step_is_counted_and_keys_stay_apart() -> None:
     assert len(drawn) == 3
 
 
-def test_batch_with_parts_of_different_lengths_is_refused() -> None:
+def test_batch_with_parts_of_different_lengths_is_refused():
     state = jax.eval_shape(lambda: start(LINE, SGD))
     for mask in (np.ones(3, np.float32), np.ones((2, 1), np.float32)):
         for step in (make_train_step(LINE, SGD), make_evaluate_step(LINE)):
@@ -134,7 +132,7 @@ def assert_near(found: Any, expected: Any, tolerance: float) -> None:
             np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
 
 
-def test_padding_counts_in_no_batch_statistics() -> None:
+def test_padding_counts_in_no_batch_statistics():
     task, by_flax = tasks.classification(Normed()), tasks.classification(Normed(flax=True))
     narrow = tasks.classification(Normed(), policy=Policy(compute="bfloat16"))
     step = make_train_step(task, SGD)
@@ -159,7 +157,7 @@ def test_padding_counts_in_no_batch_statistics() -> None:
     assert float(metrics["loss"]) == 0
 
 
-def test_normalized_rows_that_do_not_match_the_mask_are_named() -> None:
+def test_normalized_rows_that_do_not_match_the_mask_are_named():
     class Merged(linen.Module):
         @linen.compact
         def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
@@ -204,7 +202,7 @@ ADAM = optax.adam(0.1)
         pytest.param("shard_map", optax.lbfgs(), marks=pytest.mark.slow),
     ],
 )
-def test_devices_that_share_a_batch_step_as_one_does(way: str, optimizer: optax.GradientTransformation) -> None:
+def test_devices_that_share_a_batch_step_as_one_does(way, optimizer):
     (task, state, expected), batch = step_of_one(optimizer), row_batches()[1]
     step = make_train_step(averaged_over(task, "data"), optimizer)
     if way in ("pmap", "vmap"):
@@ -218,7 +216,7 @@ def test_devices_that_share_a_batch_step_as_one_does(way: str, optimizer: optax.
     assert_near(got, expected, 1e-5)
 
 
-def test_tokens_are_averaged_over_the_batch_of_all_devices() -> None:
+def test_tokens_are_averaged_over_the_batch_of_all_devices():
     # Of four devices' sequences one, two, no and three tokens count.
     task = tasks.next_token((lambda key, x: jnp.ones((3, 5)), lambda params, x: params[x]))
     tokens = np.random.default_rng(0).integers(0, 3, (4, 3))
@@ -253,7 +251,7 @@ EXAMPLES = Batch(*tiny.points(16), np.ones(16, np.float32))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_any_optimizer_trains_as_in_a_plain_loop(name: str) -> None:
+def test_any_optimizer_trains_as_in_a_plain_loop(name):
     optimizer = optax.with_extra_args_support(OPTIMIZERS[name])
     step = make_train_step(CLASSES, OPTIMIZERS[name])
 
@@ -279,7 +277,7 @@ def test_any_optimizer_trains_as_in_a_plain_loop(name: str) -> None:
     assert losses[-1] < losses[0]
 
 
-def test_dropout_depends_on_key_and_step_and_is_off_in_evaluation() -> None:
+def test_dropout_depends_on_key_and_step_and_is_off_in_evaluation():
     task, plain = tasks.classification(MLP((8, 3), dropout=0.5)), tasks.classification(MLP((8, 3)))
     step = make_train_step(task, optax.sgd(0.0))
     places = np.array([(number, seed) for number in (0, 1, 2) for seed in (0, 1)] * 2, np.int32)

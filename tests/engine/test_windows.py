@@ -1,7 +1,5 @@
 """Windows and calls as pure functions of the step, their options, and the status of a member by its reports."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable
@@ -54,7 +52,7 @@ def walked(plan: Plan, step: int, end_of: Callable[[int], int]) -> list[tuple[in
     return found
 
 
-def test_windows_partition_the_run_and_end_when_something_is_due() -> None:
+def test_windows_partition_the_run_and_end_when_something_is_due():
     for plan in PLANS:
         # Derived independently: every multiple of a cadence below the end, and the end.
         every = [number for number in (plan.report_every, plan.eval_every, plan.checkpoint_every) if number]
@@ -62,7 +60,7 @@ def test_windows_partition_the_run_and_end_when_something_is_due() -> None:
         assert [end for _, end in windows(plan)] == sorted(due | {plan.num_steps}), plan
 
 
-def test_calls_fill_each_window_with_few_lengths() -> None:
+def test_calls_fill_each_window_with_few_lengths():
     for plan in PLANS:
         for start in range(0, plan.num_steps, 5):  # a longer run may go on in the middle of a window
             assert {end - step for step, end in calls(plan, start)} <= set(plan.call_lengths(start)), (plan, start)
@@ -74,14 +72,14 @@ def test_calls_fill_each_window_with_few_lengths() -> None:
         assert len(plan.call_lengths()) <= 1 + max(3, (plan.steps_per_call - 1).bit_length()), plan
 
 
-def test_the_plan_of_a_resumed_run_is_the_rest_of_the_plan() -> None:
+def test_the_plan_of_a_resumed_run_is_the_rest_of_the_plan():
     for plan in PLANS:
         for index, (_, end) in enumerate(windows(plan), start=1):
             assert windows(plan, end) == windows(plan)[index:], plan
             assert calls(plan, end) == [call for call in calls(plan) if call[0] >= end], plan
 
 
-def test_evaluations_and_checkpoints_are_due_at_their_cadences() -> None:
+def test_evaluations_and_checkpoints_are_due_at_their_cadences():
     plan = Plan(25, report_every=5, eval_every=10, checkpoint_every=4)
     assert [step for step in range(1, 26) if plan.evaluates(step)] == [10, 20, 25]
     assert [step for step in range(1, 26) if plan.saves(step)] == [4, 8, 12, 16, 20, 24]
@@ -90,7 +88,7 @@ def test_evaluations_and_checkpoints_are_due_at_their_cadences() -> None:
     assert not any(never.saves(step) for step in range(1, 26))
 
 
-def test_equal_rests_of_windows_are_one_tail() -> None:
+def test_equal_rests_of_windows_are_one_tail():
     # Windows of 10 in calls of 4: 4 + 4 + 2.
     plan = with_tails(Plan(20, report_every=10, eval_every=10, checkpoint_every=0, steps_per_call=4))
     assert [end for _, end in calls(plan)] == [4, 8, 10, 14, 18, 20]
@@ -100,13 +98,13 @@ def test_equal_rests_of_windows_are_one_tail() -> None:
     assert with_tails(Plan(20, 7, 10, 0, 16)).tails == (4, 2, 1)
 
 
-def test_typical_window() -> None:
+def test_typical_window():
     # gcd(10, 15) = 5 is half of the shortest: worth having. gcd(100, 7) = 1 is not: most windows are shorter than 7.
     plans = Plan(100, 10, 50, 0), Plan(100, 10, 0, 0), Plan(100, 10, 15, 0), Plan(100, 100, 7, 0)
     assert [*map(typical_window, plans)] == [10, 10, 5, 7]
 
 
-def test_near_divisor() -> None:
+def test_near_divisor():
     # Of 10 and 20 the nearer to 16 by ratio: 16/10 = 1.6, 20/16 = 1.25.
     assert [near_divisor(100, 16), near_divisor(100, 25), near_divisor(80, 64)] == [20, 25, 80]
     assert near_divisor(97, 16) == 16  # a prime has no divisor near
@@ -114,7 +112,7 @@ def test_near_divisor() -> None:
     assert [near_divisor(12, 1000), near_divisor(7, 0), near_divisor(1, 4)] == [12, 1, 1]
 
 
-def test_default_cadences_fit_any_number_of_steps() -> None:
+def test_default_cadences_fit_any_number_of_steps():
     for num_steps in (1, 2, 7, 23, 60, 100, 997, 4_000, 100_003):
         options = resolve_cadences(RunOptions(), tiny.Config(num_steps=num_steps))
         plan = Plan(num_steps, options.report_every or 0, options.eval_every or 0, 0)
@@ -123,19 +121,19 @@ def test_default_cadences_fit_any_number_of_steps() -> None:
         assert min(num_steps, 25) <= len(windows(plan)) <= 110, num_steps
 
 
-def test_given_cadences_are_kept() -> None:
+def test_given_cadences_are_kept():
     for given, cadences in (({"report_every": 3, "eval_every": 8}, (3, 8)), ({"eval_every": 0}, (2, 0))):
         options = resolve_cadences(RunOptions(**given), tiny.Config(num_steps=100))
         assert (options.report_every, options.eval_every) == cadences
 
 
-def test_good_options_and_configs_pass() -> None:
+def test_good_options_and_configs_pass():
     check_config(tiny.Config(batch_size=np.int64(8), seed=2**32 - 1))  # type: ignore[arg-type]
     options = RunOptions(run_dir="here", patience=3)  # type: ignore[arg-type]
     assert options.explicit() == {"run_dir": Path("here"), "patience": 3}
 
 
-def test_monitor_mode() -> None:
+def test_monitor_mode():
     assert not any(RunOptions(monitor=name).higher_is_better for name in ("loss", "mean_absolute_error", "perplexity"))
     assert RunOptions(monitor="accuracy").higher_is_better
     assert not RunOptions(monitor="accuracy", monitor_mode="min").higher_is_better
@@ -158,7 +156,7 @@ def test_monitor_mode() -> None:
         ([2.0, -math.inf], False, 0),
     ],
 )
-def test_evaluations_since_best(values: list[float], higher: bool, expected: int) -> None:
+def test_evaluations_since_best(values, higher, expected):
     assert evaluations_since_best(values, higher_is_better=higher) == expected
 
 
@@ -172,21 +170,21 @@ def settled(lines: list[dict[str, float]], **options: object) -> str:
     return log.status
 
 
-def test_patience() -> None:
+def test_patience():
     lines = [{"step": step, "test_loss": float(step)} for step in (1, 2, 3)]
     assert settled(lines, patience=2) == "stopped early"
     assert settled(lines) == settled(lines[:2], patience=2) == settled([], patience=1) == "running"
     assert settled(lines, patience=2, monitor_mode="max") == "running"
 
 
-def test_only_evaluations_stop_and_the_last_step_finishes() -> None:
+def test_only_evaluations_stop_and_the_last_step_finishes():
     lines: list[dict[str, float]] = [{"step": 1, "test_loss": 1.0}, {"step": 2, "test_loss": 2.0}]
     assert settled(lines, patience=1) == settled(lines, stop=lambda lines: lines[-1]["step"] == 2) == "stopped early"
     assert settled([*lines, {"step": 3}], patience=1, stop=lambda lines: True) == "running"
     assert settled([*lines, {"step": 10, "test_loss": 2.0}], patience=1, stop=lambda lines: True) == "finished"
 
 
-def test_training_metrics_stop_at_evaluations_without_an_eval_split() -> None:
+def test_training_metrics_stop_at_evaluations_without_an_eval_split():
     # Windows end after steps 5 and 15 too, while the next one is under way.
     experiment = tiny.experiment(data=jn.data.arrays(tiny.points(37)))
     run = tiny.fit(experiment, stop=lambda lines: lines[-1]["train_loss"] < 100)

@@ -1,7 +1,5 @@
 """Training steps of small models, compiled for H100s that are not here, by how they are distributed."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import math

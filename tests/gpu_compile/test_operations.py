@@ -1,7 +1,5 @@
 """Forms of attention compiled for an H100, by cuDNN where it can, and products compiled for every card."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax
@@ -78,7 +76,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_attention_and_its_gradient(form: Form) -> None:
+def test_attention_and_its_gradient(form):
     device = topology(CARDS["h100"], 1)[0]
 
     def shape(axis: int | None, dtype: Any, *sizes: int) -> jax.ShapeDtypeStruct:
@@ -103,7 +101,7 @@ def test_attention_and_its_gradient(form: Form) -> None:
     assert work_of(compiled.as_text()).calls == form.calls
 
 
-def test_cards_before_8_use_attention_that_they_can_compute() -> None:
+def test_cards_before_8_use_attention_that_they_can_compute():
     (device,) = topology(CARDS["t4"], 1)
     shape = jax.ShapeDtypeStruct((BATCH, TIME, HEADS, 64), "bfloat16", sharding=SingleDeviceSharding(device))
     gradient = jax.jit(jax.grad(lambda query: attention(query, query, query, causal=True).astype("float32").sum()))
@@ -112,7 +110,7 @@ def test_cards_before_8_use_attention_that_they_can_compute() -> None:
         assert gradient.lower(shape).compile() is not None
 
 
-def test_calls_of_python_are_refused() -> None:
+def test_calls_of_python_are_refused():
     def apply(params: Any, inputs: jax.Array) -> jax.Array:
         jax.debug.print("{}", inputs.sum())
         return tiny.apply(params, inputs)
@@ -122,7 +120,7 @@ def test_calls_of_python_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", CARDS)
-def test_products_compile_for_every_card(name: str) -> None:
+def test_products_compile_for_every_card(name):
     (device,) = topology(CARDS[name], 1)
     for dtype in ("float32", "bfloat16"):
         shape = jax.ShapeDtypeStruct((256, 256), dtype, sharding=SingleDeviceSharding(device))

@@ -1,7 +1,5 @@
 """Training steps compiled for H100s: calls to libraries, collectives, donation, memory and precision."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytest
@@ -82,7 +80,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_training_step(case: Case) -> None:
+def test_training_step(case):
     program, axes = compile_step(case.name, case.how, case.members), parse_mesh(MESHES[case.how])
     family = "gpt" if "gpt" in case.name else case.name
     lanes = case.members // axes.get("members", 1)
@@ -115,7 +113,7 @@ def test_training_step(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("how", "members"), [("one", 4), ("data", 1), ("data+members+data", 2)])
-def test_boosted_trees(how: str, members: int) -> None:
+def test_boosted_trees(how, members):
     program = compile_step("trees", how, members)
     assert "f64" not in program.dtypes and "s64" not in program.dtypes and not program.calls
     if how == "one":

@@ -1,7 +1,5 @@
 """A transformer's layers by their formulas, for networks that tests compute a second time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

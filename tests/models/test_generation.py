@@ -1,7 +1,5 @@
 """Generation equals recomputing the prefix; draws follow the distribution that temperature, top_k and top_p leave."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -31,7 +29,7 @@ def params_of(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_cached_logits_and_tokens_equal_recomputing_the_prefix(name: str) -> None:
+def test_cached_logits_and_tokens_equal_recomputing_the_prefix(name):
     model, params = MODELS[name], params_of(MODELS[name])
     new = generate(model, params, PROMPTS, lengths=LENGTHS, num_tokens=4, temperature=0)
     rows = [np.concatenate(pair) for pair in zip((PROMPTS[0], PROMPTS[1, :2]), new, strict=True)]
@@ -57,7 +55,7 @@ WINDOWED: list[Any] = [
 
 
 @pytest.mark.parametrize("model", WINDOWED, ids=lambda model: type(model).__name__)
-def test_without_a_cache_each_token_is_computed_from_the_last_ones(model: Any) -> None:
+def test_without_a_cache_each_token_is_computed_from_the_last_ones(model):
     prompts, lengths = np.asarray(draws.integers(0, 6, 20, 5)), np.arange(20) % 4 + 2
     variables = draws.variables(model, prompts)
     # Else biases decide, and all tokens are equal.
@@ -76,7 +74,7 @@ def test_without_a_cache_each_token_is_computed_from_the_last_ones(model: Any) -
         assert windows[:, -1].tolist() == found.tolist()
 
 
-def test_streamed_tokens_are_those_of_generate_and_depend_on_the_key_alone() -> None:
+def test_streamed_tokens_are_those_of_generate_and_depend_on_the_key_alone():
     model, params = MODELS["learned"], params_of(MODELS["learned"])
     given = partial(model.generate, params, PROMPTS, lengths=LENGTHS, num_tokens=8)
     first, again, other = (given(key=jax.random.key(seed), temperature=5.0) for seed in (0, 0, 1))
@@ -108,7 +106,7 @@ class Sums:
         return jax.nn.one_hot(cache % 7, 7), cache
 
 
-def test_text_longer_than_the_context_starts_again_from_its_last_tokens() -> None:
+def test_text_longer_than_the_context_starts_again_from_its_last_tokens():
     given = partial(generate, Sums(), {"unused": jnp.ones(1)}, PROMPTS, temperature=0)
     with pytest.raises(DataError, match=r"5 tokens and 3 more do not fit into the model's 6 positions: .*overlap=3"):
         given(num_tokens=3)
@@ -143,13 +141,13 @@ def distribution(num_draws: int = 4_000, **options: Any) -> np.ndarray:
         ({"top_k": 3, "top_p": 0.75}, [0, 4 / 7, 3 / 7, 0, 0]),
     ],
 )
-def test_draws_follow_the_remaining_distribution(options: dict[str, Any], shares: Any) -> None:
+def test_draws_follow_the_remaining_distribution(options, shares):
     found = distribution(**options)
     assert ((found > 0) == (np.asarray(shares) > 0)).all()
     np.testing.assert_allclose(found, shares, atol=4 * 0.5 / 4_000**0.5)
 
 
-def test_lengths_and_settings_share_a_program(caplog: pytest.LogCaptureFixture) -> None:
+def test_lengths_and_settings_share_a_program(caplog):
     model, params = MODELS["GRU"], params_of(MODELS["GRU"])
     given = partial(generate, model, params, key=KEY)
     given(PROMPTS, lengths=LENGTHS, num_tokens=3, top_k=3)

@@ -1,7 +1,5 @@
 """Models of images and tables: logits by layers of Flax, sizes, attention; VAE's mean and samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -195,7 +193,7 @@ CASES: dict[str, tuple[linen.Module, Any, Callable[[Any, Any], jax.Array]]] = {
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * ("norms" in name)) for name in CASES])
-def test_outputs_equal_those_of_flax_layers(name: str) -> None:
+def test_outputs_equal_those_of_flax_layers(name):
     model, inputs, reference = CASES[name]
     variables = draws.variables(model, inputs)
     both = jax.jit(lambda variables, x: (model.apply(variables, x), reference(variables, x)))
@@ -205,7 +203,7 @@ def test_outputs_equal_those_of_flax_layers(name: str) -> None:
     near(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_mobilenet_halves_an_image_five_times() -> None:
+def test_mobilenet_halves_an_image_five_times():
     # 224 -> 7: the mean of one channel over 7x7 positions.
     init = partial(MobileNetV2().init_with_output, jax.random.key(0), capture_intermediates=True)
     logits, state = jax.eval_shape(init, jnp.ones((1, 224, 224, 3)))
@@ -213,7 +211,7 @@ def test_mobilenet_halves_an_image_five_times() -> None:
     assert heights == {7, 14, 28, 56, 112} and logits.shape == (1, 1000)
 
 
-def test_a_block_is_any_module_with_the_same_call() -> None:
+def test_a_block_is_any_module_with_the_same_call():
     class Plain(linen.Module):
         features: int
         strides: int
@@ -228,14 +226,14 @@ def test_a_block_is_any_module_with_the_same_call() -> None:
     assert params["Plain_2"]["Conv_0"]["kernel"].shape == (1, 1, 8, 8)
 
 
-def test_lists_become_tuples() -> None:
+def test_lists_become_tuples():
     assert MLP([4, np.int64(2)]).features == (4, 2)
     lists = CNN(2, blocks=[[4], [8]], pool_strides=[1, 2], pooling=[max_pool, avg_pool], padding=["SAME"])
     tuples = CNN(2, blocks=((4,), (8,)), pool_strides=(1, 2), pooling=(max_pool, avg_pool), padding=("SAME",))
     assert lists == tuples and hash(lists) == hash(tuples)
 
 
-def test_unet_attention_reaches_all_pixels() -> None:
+def test_unet_attention_reaches_all_pixels():
     # Twelve convolutions alone reach twelve pixels; the layer norm is of each pixel.
     local = UNet(1, features=2, multipliers=(1,), num_groups=None)
     row = np.asarray(draws.normal(0, 1, 1, 32, 1))
@@ -252,7 +250,7 @@ def test_unet_attention_reaches_all_pixels() -> None:
     assert before == same and one != other
 
 
-def test_vae_samples_in_training_or_with_a_key_else_takes_the_mean() -> None:
+def test_vae_samples_in_training_or_with_a_key_else_takes_the_mean():
     # One linear layer each: means, log variances, and their sample as it is.
     model = VAE(MLP((4,)), MLP((2,)), shape=(1, 2))
     kernel = np.float32([[1.0, 2.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]])

@@ -1,7 +1,5 @@
 """What is wrong with a model, its inputs, its weights or a prompt is said before anything is compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -133,7 +131,7 @@ INPUTS: list[tuple[Callable[[], Any], str]] = [
         for row in rows
     ],
 )
-def test_what_is_wrong_is_named(error: type[Exception], call: Callable[[], Any], words: str) -> None:
+def test_what_is_wrong_is_named(error, call, words):
     with pytest.raises(error, match=words):
         call()
 
@@ -143,7 +141,7 @@ INTEGERS += ("num_layers", "num_heads", "max_length", "patch_size", "out_feature
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_fields_out_of_range_are_named(name: str) -> None:
+def test_fields_out_of_range_are_named(name):
     model = MODELS[name]
     tuples = {MLP: "features", ResNet: "num_blocks"}
     wrong: list[tuple[str, Any, str]] = [

@@ -1,7 +1,5 @@
 """What holds for every model: published parameter counts, dtypes, statistics, dropout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -63,7 +61,7 @@ IMAGE_MODELS = [*MODELS][: [*MODELS].index("fasttext")]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_dtypes_and_batch_statistics(name: str) -> None:
+def test_dtypes_and_batch_statistics(name):
     model, inputs = MODELS[name], IMAGE if name in IMAGE_MODELS else TEXT
     variables = linen.unbox(jax.eval_shape(model.init, KEY, inputs))
     norms: set[Any] = set()
@@ -132,11 +130,11 @@ DEEP = {"resnet34": 21_797_672, "resnet101": 44_549_160, "resnet152": 60_192_808
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DEEP)
-def test_numbers_of_parameters_of_deep_networks(name: str) -> None:
+def test_numbers_of_parameters_of_deep_networks(name):
     assert num_parameters(create(name), images(32 if name.startswith("wrn") else 224)) == DEEP[name]
 
 
-def test_numbers_of_parameters() -> None:
+def test_numbers_of_parameters():
     for model, inputs, count in COUNTS:
         assert num_parameters(model, inputs) == count, model
     # Options are of the call; running statistics do not count.
@@ -169,7 +167,7 @@ DROPPED: list[tuple[linen.Module, jax.ShapeDtypeStruct, list[tuple[int, ...]]]] 
 ]
 
 
-def test_dropout_in_training_only() -> None:
+def test_dropout_in_training_only():
     calls: list[Any] = []
     rngs = {"params": KEY, "dropout": KEY}
 

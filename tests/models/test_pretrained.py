@@ -1,7 +1,5 @@
 """Weights of PyTorch by name: logits by PyTorch's definitions of its layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -179,7 +177,7 @@ CASES: dict[str, tuple[Any, tuple[Any, Callable[..., jax.Array]], jax.Array]] = 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_are_those_of_layers_as_pytorch_defines_them(name: str) -> None:
+def test_logits_are_those_of_layers_as_pytorch_defines_them(name):
     model, (shapes, reference), inputs = CASES[name]
     weights = weights_of(shapes(model))
     params, model_state = from_torch(model, weights)
@@ -190,13 +188,13 @@ def test_logits_are_those_of_layers_as_pytorch_defines_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("names", [OLDER, TIMM])
-def test_a_vit_may_have_other_names(names: Any) -> None:
+def test_a_vit_may_have_other_names(names):
     weights = weights_of(vit_shapes(VIT))
     renamed = dict(zip(dict(vit_shapes(VIT, names)), weights.values(), strict=True))
     jax.tree.map(np.testing.assert_array_equal, from_torch(VIT, renamed), from_torch(VIT, weights))
 
 
-def test_names_of_gpt_2_may_have_a_prefix() -> None:
+def test_names_of_gpt_2_may_have_a_prefix():
     weights = weights_of(gpt2_shapes(GPT2))
     prefixed = {name if name == "lm_head.weight" else f"transformer.{name}": weights[name] for name in weights}
     jax.tree.map(np.testing.assert_array_equal, from_torch(GPT2, prefixed), from_torch(GPT2, weights))

@@ -1,7 +1,5 @@
 """Models of token sequences: by hand, by Flax's layers or by formulas; padding, initialization, remat and scan."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -57,7 +55,7 @@ def recurrent(params: Any, name: str, x: jax.Array, **options: Any) -> tuple[Any
         (0, [[1, 4], [1, 2], [3, 3], [0, 0]]),
     ],
 )
-def test_fasttext_by_hand(pad_id: int | None, means: list[list[float]]) -> None:
+def test_fasttext_by_hand(pad_id, means):
     model = FastText(3, vocabulary_size=6, features=2, pad_id=pad_id)
     apply = lambda params: model.apply({"params": params}, BAG_TOKENS)  # noqa: E731
     total = lambda params: (apply(params).sum(), apply(params))  # noqa: E731
@@ -73,7 +71,7 @@ TOKENS = np.array([[4, 2, 4, 1], [1, 0, 5, 0], [3, 0, 0, 0], [0, 3, 0, 0], [0, 0
 
 
 @pytest.mark.parametrize(("layer", "bidirectional"), [(LSTM, True), (GRU, False)])
-def test_classifier_equals_flax_layers_on_each_sequence_alone(layer: Any, bidirectional: bool) -> None:
+def test_classifier_equals_flax_layers_on_each_sequence_alone(layer, bidirectional):
     options = {**SIZES, "layer": layer, "bidirectional": bidirectional}
     model, unpadded = RecurrentClassifier(5, **options, pad_id=0), RecurrentClassifier(5, **options)
     variables = draws.variables(model, TOKENS)
@@ -100,7 +98,7 @@ def test_classifier_equals_flax_layers_on_each_sequence_alone(layer: Any, bidire
     near(plain, expected_plain)
 
 
-def test_classifier_without_embedding_reads_one_hot_vectors() -> None:
+def test_classifier_without_embedding_reads_one_hot_vectors():
     # What an embedding by the identity gives; a token outside the vocabulary is NaN.
     sizes = {"vocabulary_size": 6, "features": 3, "pad_id": 0}
     model, embedding = (RecurrentClassifier(5, **sizes, embedding_features=features) for features in (None, 6))
@@ -118,7 +116,7 @@ def test_classifier_without_embedding_reads_one_hot_vectors() -> None:
     assert np.isnan(beyond).any(axis=1).tolist() == [False, True, False, True, False]
 
 
-def test_language_model_equals_flax_layers() -> None:
+def test_language_model_equals_flax_layers():
     model = RecurrentLanguageModel(6, features=3, embedding_features=4)
 
     def reference(params: Any) -> jax.Array:
@@ -131,7 +129,7 @@ def test_language_model_equals_flax_layers() -> None:
     near(*jax.jit(lambda given: (model.apply(given, TOKENS), reference(given["params"])))(variables))
 
 
-def test_textgenrnn_equals_flax_layers_and_has_auxiliary_logits_of_the_state_in_training() -> None:
+def test_textgenrnn_equals_flax_layers_and_has_auxiliary_logits_of_the_state_in_training():
     model = TextGenRNN(6, embedding_features=4, features=3, hidden=(5, 2))
     training: dict[str, Any] = {"train": True, "mutable": ["batch_stats"]}
 
@@ -159,7 +157,7 @@ BLOCK = ("LayerNorm_0", "Dense_0", "Dense_1", "LayerNorm_1", "Dense_2", "Dense_3
 WIDTH: dict[str, Any] = {"num_layers": 2, "features": 8, "num_heads": 2}
 
 
-def test_transformer_classifier_equals_layers_on_each_sequence_without_padding() -> None:
+def test_transformer_classifier_equals_layers_on_each_sequence_without_padding():
     model = TransformerClassifier(3, **WIDTH, vocabulary_size=6, pad_id=0, max_length=7)
     tokens = np.array([[4, 2, 4, 1], [0, 1, 5, 0], [3, 0, 0, 0], [0, 0, 0, 0]])  # padded at any position
     variables = draws.variables(model, tokens)
@@ -196,7 +194,7 @@ GPT_TOKENS = draws.integers(1, 11, 2, 6)
 MODERN = GPT(11, **WIDTH | {"num_heads": 4}, max_length=7, num_key_heads=2, rotary=True, norm=RMSNorm, tied=True)
 
 
-def test_rotary_grouped_queries_rms_norm_and_tied_embeddings_by_formulas() -> None:
+def test_rotary_grouped_queries_rms_norm_and_tied_embeddings_by_formulas():
     model = MODERN.clone(num_layers=1)
     params = draws.variables(model, GPT_TOKENS)["params"]
     assert set(params) == {"Embed_0", "Block_0", "RMSNorm_0"}
@@ -232,7 +230,7 @@ def test_rotary_grouped_queries_rms_norm_and_tied_embeddings_by_formulas() -> No
     near(shifted, expected + bias, rtol=1e-3)
 
 
-def test_initialization_of_fasttext_and_gpt() -> None:
+def test_initialization_of_fasttext_and_gpt():
     bag = FastText(2, vocabulary_size=1_000, features=50)
     gpt = GPT(65, num_layers=1, features=64, num_heads=1)
     drawn = jax.jit(lambda: [linen.unbox(model.init(KEY, GPT_TOKENS))["params"] for model in (bag, gpt)])()
@@ -261,7 +259,7 @@ VIT = ViT(5, **WIDTH)
 IMAGES = draws.normal(0, 2, 8, 4, 3)
 
 
-def test_remat_and_scan_give_equal_gradients_in_less_memory_and_fewer_products() -> None:
+def test_remat_and_scan_give_equal_gradients_in_less_memory_and_fewer_products():
     deep, images = VIT.clone(num_layers=3), draws.normal(0, 16, 16, 16, 3)
     params = draws.variables(deep, images)["params"]
     looped = stacked(params, "TransformerBlock", 3)
@@ -282,7 +280,7 @@ def test_remat_and_scan_give_equal_gradients_in_less_memory_and_fewer_products()
     assert compact.memory_analysis().temp_size_in_bytes < 0.6 * plain.memory_analysis().temp_size_in_bytes
 
 
-def test_remat_and_scan_of_gpt_give_the_same_logits_and_gradients() -> None:
+def test_remat_and_scan_of_gpt_give_the_same_logits_and_gradients():
     params = draws.variables(MODERN, GPT_TOKENS)["params"]
     scanned = MODERN.clone(scan=True, remat=True, dropout=0.5)
 
@@ -295,7 +293,7 @@ def test_remat_and_scan_of_gpt_give_the_same_logits_and_gradients() -> None:
     draws.assert_close(slope, stacked(gradients, "Block", 2), 1e-4)
 
 
-def test_layers_of_a_scan_draw_numbers_of_their_own() -> None:
+def test_layers_of_a_scan_draw_numbers_of_their_own():
     vit, gpt = (model.clone(scan=True, remat=True) for model in (VIT, MODERN))
     cases = ((vit, IMAGES, "TransformerBlock_0"), (gpt, GPT_TOKENS, "Block_0"))
     boxed = [jax.eval_shape(model.init, KEY, inputs)["params"] for model, inputs, _ in cases]

@@ -1,7 +1,5 @@
 """Attention: each implementation against a softmax written out in float64."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial
@@ -87,7 +85,7 @@ TAKEN = {"math": MATH, "memory_efficient": list(CASES)[:-1]}
 
 
 @ours
-def test_values_equal_the_softmax_by_hand(implementation: str) -> None:
+def test_values_equal_the_softmax_by_hand(implementation):
     cases = {name: (inputs(*CASES[name][0]), CASES[name][1]) for name in TAKEN[implementation]}
 
     def run(arrays: dict[str, Any]) -> Any:
@@ -100,7 +98,7 @@ def test_values_equal_the_softmax_by_hand(implementation: str) -> None:
 
 
 @ours
-def test_large_scores_half_precision_and_batch_axes(implementation: str) -> None:
+def test_large_scores_half_precision_and_batch_axes(implementation):
     attend = partial(attention, causal=True, implementation=implementation)
     arrays, narrow, lengths = inputs(), inputs(dtype=jnp.bfloat16), np.array([9, 4, 1])
 
@@ -141,7 +139,7 @@ def slope(attend: Callable[..., Any], arrays: Any) -> Any:
 
 
 @pytest.mark.parametrize("implementation", ["xla", "math", "memory_efficient"])
-def test_gradients_are_exact_and_queries_that_see_nothing_are_zero_without_one(implementation: str) -> None:
+def test_gradients_are_exact_and_queries_that_see_nothing_are_zero_without_one(implementation):
     size = LONG
     mask = random_mask(0, BATCH, 1, size, size) | np.eye(size, dtype=bool)
     mask[0, :, 3] = False  # query 3 of example 0 sees nothing; example 1 has no keys; example 2 has 9 queries
@@ -197,7 +195,7 @@ HIDDEN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("implementation", ["math", "memory_efficient", pytest.param("native", marks=native.needed)])
-def test_nan_and_infinity_reach_only_queries_that_see_them(implementation: str) -> None:
+def test_nan_and_infinity_reach_only_queries_that_see_them(implementation):
     arrays = inputs(6, 6, 2)
     hidden = HIDDEN[:1] if implementation == "native" else HIDDEN  # which takes no mask
     attend = partial(attention, implementation=implementation)
@@ -225,7 +223,7 @@ def test_nan_and_infinity_reach_only_queries_that_see_them(implementation: str) 
         assert np.isnan(causal[:, 4:]).all() or garbage == np.inf
 
 
-def test_memory_and_products_of_blocks() -> None:
+def test_memory_and_products_of_blocks():
     def gradient(causal: bool) -> Callable[..., Any]:
         attend = partial(attention, causal=causal, implementation="memory_efficient")
         return jax.grad(lambda arrays: jnp.sum(attend(*arrays)))
@@ -248,7 +246,7 @@ def scopes(*arrays: Any, **options: Any) -> set[str]:
     return set(re.findall(r"jaxnn\.attention\.(\w+)", text))
 
 
-def test_on_cpu_the_size_of_the_scores_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cpu_the_size_of_the_scores_chooses(monkeypatch):
     monkeypatch.setenv("JAXNN_NATIVE", "off")  # whose kernel would be taken
 
     def chosen(num_queries: int, num_keys: int, heads: int = 8, **options: Any) -> set[str]:
@@ -271,9 +269,7 @@ CUDNN: list[tuple[float, tuple[int, ...], Any, dict[str, Any], str]] = [
 ]
 
 
-def test_cudnn_is_taken_on_a_gpu_that_can_and_refused_with_a_reason(
-    monkeypatch: pytest.MonkeyPatch, pretend_gpu: Callable[..., None]
-) -> None:
+def test_cudnn_is_taken_on_a_gpu_that_can_and_refused_with_a_reason(monkeypatch, pretend_gpu):
     def refused(words: str, arrays: Any, **options: Any) -> None:
         with pytest.raises(ConfigError, match=f"'cudnn' here: .*{words}.*; leave implementation out"):
             attention(*arrays, **options, implementation="cudnn")
@@ -301,7 +297,7 @@ def test_cudnn_is_taken_on_a_gpu_that_can_and_refused_with_a_reason(
     assert taken[1]["implementation"] == "xla"
 
 
-def test_a_function_is_an_implementation() -> None:
+def test_a_function_is_an_implementation():
     def plain(query: Any, key: Any, value: Any, **given: Any) -> Any:
         options.append(given)
         return jax.nn.dot_product_attention(query, key, value, **given)

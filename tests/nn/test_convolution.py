@@ -1,7 +1,5 @@
 """Convolutions: the values and gradients of lax and Flax, with channels last in loops and under vmap."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable
@@ -198,11 +196,11 @@ def assert_values_and_gradients_are_exact(implementation: str) -> None:
 
 
 @implementations
-def test_values_and_gradients_are_exact(implementation: str) -> None:
+def test_values_and_gradients_are_exact(implementation):
     assert_values_and_gradients_are_exact(implementation)
 
 
-def test_convolutions_run_where_jit_is_disabled_and_nan_is_found() -> None:
+def test_convolutions_run_where_jit_is_disabled_and_nan_is_found():
     arrays = DENSE.arrays()
     with jax.disable_jit():
         results = with_gradients(DENSE.function())(*arrays)
@@ -211,7 +209,7 @@ def test_convolutions_run_where_jit_is_disabled_and_nan_is_found() -> None:
         DENSE.function("channels_last")(arrays[0] * jnp.inf, arrays[1] * 0)
 
 
-def test_bfloat16_is_kept_or_summed_in_the_preferred_element_type_and_chunks_in_float32() -> None:
+def test_bfloat16_is_kept_or_summed_in_the_preferred_element_type_and_chunks_in_float32():
     cases = FORMS | LARGE
     for wide in (None, "float32"):
         for name, results in graded(cases, jnp.bfloat16, preferred_element_type=wide).items():
@@ -228,7 +226,7 @@ def test_bfloat16_is_kept_or_summed_in_the_preferred_element_type_and_chunks_in_
     np.testing.assert_array_equal(gradient, 4096.0)
 
 
-def test_empty_batches_and_members_convolve() -> None:
+def test_empty_batches_and_members_convolve():
     layer = Conv(3, (3, 3))
     params = draws.variables(layer, np.ones((1, 5, 4, 2), np.float32))
     assert layer.apply(params, np.ones((0, 5, 4, 2), np.float32)).shape == (0, 5, 4, 3)
@@ -237,7 +235,7 @@ def test_empty_batches_and_members_convolve() -> None:
     assert members.shape == (0, 2, 5, 4, 3)
 
 
-def test_second_derivatives_of_either_order_are_exact() -> None:
+def test_second_derivatives_of_either_order_are_exact():
     native_cases = {name: (LARGE | TRANSPOSED)[name] for name in ("4x4 tiles", "transposed groups, dilated")}
     cases = {"dense": DENSE, "depthwise": DEPTHWISE, "groups": GROUPS} | (native_cases if native.USED else {})
     given = {name: (case.arrays(), case.arrays(seed=5)) for name, case in cases.items()}
@@ -267,9 +265,7 @@ def test_second_derivatives_of_either_order_are_exact() -> None:
 
 @implementations
 @pytest.mark.parametrize("axes", [(1, None), (None, -1), (0, 2)], ids=["inputs", "kernels", "both"])
-def test_vmap_equals_separate_runs_without_grouped_convolutions(
-    axes: tuple[int | None, int | None], implementation: str
-) -> None:
+def test_vmap_equals_separate_runs_without_grouped_convolutions(axes, implementation):
     cases = dict(FORMS)
     if implementation == "onednn":
         del cases["chunks"]  # which it does not form
@@ -298,7 +294,7 @@ def test_vmap_equals_separate_runs_without_grouped_convolutions(
             np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max(), err_msg=name)
 
 
-def test_programs_have_channels_last_and_convolve_thin_inputs_once() -> None:
+def test_programs_have_channels_last_and_convolve_thin_inputs_once():
     x, kernel = DENSE.arrays()
 
     def layouts(implementation: str) -> set[str]:
@@ -330,7 +326,7 @@ CHUNKED = [
 ]
 
 
-def test_thin_or_large_inputs_are_summed_over_chunks_and_depthwise_kernels_over_elements() -> None:
+def test_thin_or_large_inputs_are_summed_over_chunks_and_depthwise_kernels_over_elements():
     for (batch, width, *features), chunked in CHUNKED:
         case = Case((width, width), (3, 3), (1, 1), features=tuple(features), batch=batch)
         arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in case.shapes()]
@@ -360,7 +356,7 @@ OBSTACLES: list[tuple[str, str, dict[str, Any], Any, str]] = [
 ]
 
 
-def test_implementations_are_chosen_or_refused(pretend_gpu: Callable[..., None]) -> None:
+def test_implementations_are_chosen_or_refused(pretend_gpu):
     x, kernel = DENSE.arrays()
     assert chosen(DENSE.function(), x, kernel) == {DEFAULT}
     for name, words, options, shapes, dtype in OBSTACLES:
@@ -388,7 +384,7 @@ LAYERS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_layers_equal_flax() -> None:
+def test_layers_equal_flax():
     x = draws.normal(0, 2, 3, 6, 5, 4)  # two batch axes
     inputs = {name: x[0, :, :, 0] if name == "causal" else x[0] for name in LAYERS} | {"batch": x, "single": x[1, 2]}
     layers = {**LAYERS, "batch": LAYERS["plain"], "single": LAYERS["plain"]}
@@ -404,7 +400,7 @@ def test_layers_equal_flax() -> None:
     jax.tree.map(np.testing.assert_array_equal, *init())
 
 
-def test_a_layer_takes_an_implementation_or_a_function() -> None:
+def test_a_layer_takes_an_implementation_or_a_function():
     def plain(*args: Any) -> jax.Array:
         return lax.conv_general_dilated(*args)
 

@@ -1,7 +1,5 @@
 """Cross-entropy: by hand, equal to the plain formula in value and gradient, and the memory it needs."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
@@ -32,7 +30,7 @@ def assert_close(found: Any, expected: Any, rtol: float, atol: float = 0.0) -> N
         np.testing.assert_allclose(np.float64(a), np.float64(b), rtol=rtol, atol=atol)
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     # -ln(5/8); smoothed by 0.3 each class has 0.1 more: 0.7 ln(8/5) + 0.1 (ln 8 + ln 4 + ln(8/5)).
     # The gradient is softmax less the target: (1/8, 2/8, 5/8 - 1), and smoothed by 0.3 less (0.1, 0.1, 0.8).
     def run(logits: jax.Array, label: jax.Array) -> Any:
@@ -51,7 +49,7 @@ def test_by_hand() -> None:
     assert np.isnan(both(jnp.array([-1, 3, 100]))).all()
 
 
-def test_equals_the_plain_formula_in_float64() -> None:
+def test_equals_the_plain_formula_in_float64():
     with jax.enable_x64(True):
         logits, labels = case((2, 3), 11, "float64")
         weights, smoothings = draws.normal(2, 2, 3, dtype="float64"), np.array([0.0, 0.1, 1.0])
@@ -67,7 +65,7 @@ def test_equals_the_plain_formula_in_float64() -> None:
         assert_close(found, expected, 1e-12, 1e-14)
 
 
-def test_narrow_floats_are_summed_in_float32_and_keep_two_numbers_per_label() -> None:
+def test_narrow_floats_are_summed_in_float32_and_keep_two_numbers_per_label():
     logits, labels = case((16,), 5000, "bfloat16")
     hidden, kernel, bias, targets = linear_case((8,), 16, 50, "bfloat16")
     linear = lambda *args: linear_cross_entropy(args[0], args[1], targets, args[2], chunk=20).sum()  # noqa: E731
@@ -91,7 +89,7 @@ def test_narrow_floats_are_summed_in_float32_and_keep_two_numbers_per_label() ->
     assert shapes == [((16,), "float32")] * 2 + [((16, 5000), "bfloat16")]
 
 
-def test_a_common_offset_of_the_logits_changes_nothing() -> None:
+def test_a_common_offset_of_the_logits_changes_nothing():
     # float32 has steps of 8 at 1e8, so the logits are rounded first: all forms then see the same numbers.
     offsets = np.array([0.0, 1e4, 1e8, -1e8])[:, None, None]
     logits = np.float32(8.0 * np.random.default_rng(5).integers(0, 4, (1, 6, 9)) + offsets)
@@ -112,7 +110,7 @@ def test_a_common_offset_of_the_logits_changes_nothing() -> None:
         assert_close(gradients, np.broadcast_to(gradients[0], gradients.shape), 1e-5, 1e-7)
 
 
-def test_smoothing_traced_as_0_with_an_excluded_class_is_none() -> None:
+def test_smoothing_traced_as_0_with_an_excluded_class_is_none():
     logits, labels = jnp.array([1.0, 0.5, -jnp.inf]), jnp.array([0, 2])
     graded = jax.vmap(jax.value_and_grad(cross_entropy), (None, 0, None))
     run = jax.jit(lambda rates: [graded(logits, labels, rate) for rate in (0.0, *rates)])
@@ -135,7 +133,7 @@ def plain_linear(hidden: Any, kernel: Any, labels: Any, bias: Any = None) -> Any
 CHUNKS = [(12, 4, False), (13, 4, True), (5, 100, True), (1, 3, False)]
 
 
-def test_chunks_of_classes_are_exact_in_float64() -> None:
+def test_chunks_of_classes_are_exact_in_float64():
     def graded(chunk: int, given: Any, labels: jax.Array) -> Any:
         weights = draws.normal(4, *labels.shape, dtype="float64")
 
@@ -167,7 +165,7 @@ def test_chunks_of_classes_are_exact_in_float64() -> None:
                 assert_close(one, exact(hidden, kernel, bias, labels), 1e-10, 1e-12)
 
 
-def test_memory_is_one_copy_of_the_logits_or_none() -> None:
+def test_memory_is_one_copy_of_the_logits_or_none():
     hidden, kernel, _, labels = linear_case((256,), 8, 4096)
     logits_bytes = 4 * 256 * 4096
 

@@ -1,7 +1,5 @@
 """Dense, Embed, and ids of any integer dtype: the values and gradients of lax and Flax."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from functools import partial
@@ -37,7 +35,7 @@ def gradients(dot: Any) -> Any:
     return jax.value_and_grad(partial(loss, dot), argnums=(0, 1))
 
 
-def test_products_and_gradients_equal_lax_also_under_vmap() -> None:
+def test_products_and_gradients_equal_lax_also_under_vmap():
     xs = [draws.normal(1, *leading, 5) for leading in [(), (2, 3), (4, 1, 2)]]
     narrow = X.astype(jnp.bfloat16), KERNEL.astype(jnp.bfloat16)
     assert_close(*jax.jit(lambda *narrow: [gradients(dot)(*narrow) for dot in DOTS])(*narrow), 0.2)
@@ -53,7 +51,7 @@ def test_products_and_gradients_equal_lax_also_under_vmap() -> None:
     assert_close(*jax.jit(lambda xs: [run(dot, xs) for dot in DOTS])(xs))
 
 
-def test_gradients_need_no_transpose() -> None:
+def test_gradients_need_no_transpose():
     def transposes(dot: Any) -> int:
         return jax.jit(gradients(dot)).lower(X, KERNEL).as_text().count("stablehlo.transpose")
 
@@ -61,7 +59,7 @@ def test_gradients_need_no_transpose() -> None:
     assert transposes(lax.dot_general) > 0, "JAX no longer transposes: this layer has no reason to be"
 
 
-def test_gradients_are_summed_over_devices_without_a_transpose() -> None:
+def test_gradients_are_summed_over_devices_without_a_transpose():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     rows, replicated = (jax.NamedSharding(mesh, spec) for spec in (P("data"), P()))
     out = (replicated, (rows, replicated))
@@ -71,7 +69,7 @@ def test_gradients_are_summed_over_devices_without_a_transpose() -> None:
     assert_close(step(X, KERNEL), jax.jit(gradients(lax.dot_general))(X, KERNEL))
 
 
-def test_other_products_are_left_to_lax() -> None:
+def test_other_products_are_left_to_lax():
     def traced(dot: Any, x: jax.Array, numbers: Any, options: Any) -> str:
         return str(jax.make_jaxpr(lambda *arrays: dot(*arrays, numbers, **options))(x, KERNEL))
 
@@ -102,7 +100,7 @@ def assert_exact(found: Any, x: Any, kernel: Any) -> None:
 
 
 @native.needed
-def test_native_gradients_are_exact_in_every_size_and_under_vmap() -> None:
+def test_native_gradients_are_exact_in_every_size_and_under_vmap():
     pairs = [(draws.normal(0, *size[:2]), draws.normal(1, *size[1:])) for size in SIZES]
     axes = [(0, None), (None, -1), (1, 0)]
     factors = np.float32([1, -2, 3])
@@ -130,7 +128,7 @@ def test_native_gradients_are_exact_in_every_size_and_under_vmap() -> None:
 
 
 @native.needed
-def test_native_products_of_bfloat16_are_summed_in_float32_and_run_where_jit_is_disabled() -> None:
+def test_native_products_of_bfloat16_are_summed_in_float32_and_run_where_jit_is_disabled():
     x, kernel = draws.normal(0, 1, 5), draws.normal(1, 5, 3)
     with jax.disable_jit():
         assert_exact(native_gradients(x, kernel), x, kernel)
@@ -143,7 +141,7 @@ def test_native_products_of_bfloat16_are_summed_in_float32_and_run_where_jit_is_
 
 
 @native.needed
-def test_small_products_and_other_dtypes_are_left_to_xla() -> None:
+def test_small_products_and_other_dtypes_are_left_to_xla():
     def chosen(*shape: int, dtype: str = "float32") -> list[str]:
         arrays = np.ones((128, shape[0]), dtype), np.ones(shape, dtype)
         return implementations(lambda *a: nn.dot_general(*a, DENSE), *arrays).get("dense", ["xla"])
@@ -157,7 +155,7 @@ def test_small_products_and_other_dtypes_are_left_to_xla() -> None:
         native_product(X[0], KERNEL)
 
 
-def test_dense_layer_equals_flax() -> None:
+def test_dense_layer_equals_flax():
     cases = [{}, {"use_bias": False}, {"dtype": jnp.bfloat16}, {"precision": "highest"}]
     pairs = [(nn.Dense(4, **options), linen.Dense(4, **options)) for options in cases]
     for ours, theirs in pairs:
@@ -173,7 +171,7 @@ EMBEDDINGS = [{}, {"dtype": jnp.bfloat16}, {"param_dtype": jnp.bfloat16}]
 IDS = [draws.integers(0, 7, 2, 3, 4), jnp.int32(3), jnp.array([-1, -8, 7, 2])]
 
 
-def test_embed_equals_flax() -> None:
+def test_embed_equals_flax():
     cases = [(options, draws.variables(linen.Embed(7, 3, **options), IDS[0])) for options in EMBEDDINGS]
 
     def graded(layer: linen.Module, params: Any, ids: jax.Array) -> Any:
@@ -194,7 +192,7 @@ def test_embed_equals_flax() -> None:
         assert jax.eval_shape(ours.init, KEY, IDS[0]) == jax.eval_shape(theirs.init, KEY, IDS[0])
 
 
-def test_embed_attends_and_takes_a_table_of_one_row() -> None:
+def test_embed_attends_and_takes_a_table_of_one_row():
     params, query = draws.variables(linen.Embed(7, 3), IDS[0]), np.ones((2, 3), np.float32)
     ours, theirs = (layer(7, 3).apply(params, query, method="attend") for layer in (nn.Embed, linen.Embed))
     np.testing.assert_array_equal(ours, theirs)
@@ -205,7 +203,7 @@ def test_embed_attends_and_takes_a_table_of_one_row() -> None:
     assert jax.eval_shape(nn.Embed(1, 3).apply, row, IDS[0]).shape == (2, 3, 4, 3)
 
 
-def test_a_mean_of_rows_equals_that_of_a_lookup() -> None:
+def test_a_mean_of_rows_equals_that_of_a_lookup():
     table, ids = draws.normal(0, 2, 7, 3), np.array(IDS[0])
     ids[0, 0, 0] = -2
     counts = np.array([[True, False, True, False], [False] * 4, [True] * 4])
@@ -242,7 +240,7 @@ def test_a_mean_of_rows_equals_that_of_a_lookup() -> None:
 
 
 @native.needed
-def test_native_gradients_of_tables_have_the_bits_of_xla() -> None:
+def test_native_gradients_of_tables_have_the_bits_of_xla():
     # Enough for several threads; some ids are beyond the table, and some count from its end.
     ids = np.asarray(draws.integers(0, 1100, 64, 30)) - 50
     table, weights = draws.normal(1, 1000, 50), draws.normal(2, 64, 50)
@@ -291,7 +289,7 @@ def of_model(model: linen.Module) -> Callable[[jax.Array], jax.Array]:
     return lambda ids: model.apply(variables, ids)
 
 
-def test_uint8_ids_equal_int32_ids() -> None:
+def test_uint8_ids_equal_int32_ids():
     classifier = models.RecurrentClassifier(2, vocabulary_size=CLASSES, features=4, embedding_features=3, pad_id=256)
     bag = models.FastText(2, vocabulary_size=CLASSES, pad_id=256)
     cases = [of_labels, of_table(300), of_table(256), of_model(bag), of_model(classifier)]

@@ -1,7 +1,5 @@
 """Dropout: masks and scales are exact, from the bits of JAX's generator; keys, and the rows of a sharded batch."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any
@@ -47,7 +45,7 @@ def random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 SHAPES = [((), "threefry2x32"), ((3,), "rbg"), ((5, 7), "threefry2x32"), ((2, 3, 4), "threefry2x32")]
 
 
-def test_masks_and_scales_are_exact() -> None:
+def test_masks_and_scales_are_exact():
     @jax.jit
     def run(given: Any) -> Any:
         results = []
@@ -70,7 +68,7 @@ def test_masks_and_scales_are_exact() -> None:
     assert jax.eval_shape(lambda: drop(0.5, jnp.ones((0, 4)))).shape == (0, 4)
 
 
-def test_many_elements_are_drawn_from_the_same_bits() -> None:
+def test_many_elements_are_drawn_from_the_same_bits():
     shapes = [(70, 61), (40_001,), (9, 5, 8, 16)]  # by the native kernel, if it is installed, also on two threads
 
     def run(key: jax.Array) -> Any:
@@ -83,33 +81,33 @@ def test_many_elements_are_drawn_from_the_same_bits() -> None:
     assert found == {"dropout": ["native" if native.USED else "xla"]}
 
 
-def test_float64_is_scaled_in_float64() -> None:
+def test_float64_is_scaled_in_float64():
     with jax.enable_x64(True):
         y = np.asarray(jax.jit(drop)(0.1, np.ones((4, 8))))
     assert y.dtype == np.float64
     np.testing.assert_allclose(y[y != 0], 1 / (1 - 6554 / 65536), rtol=1e-15)
 
 
-def test_identity_without_training_or_at_rate_0_needs_no_key() -> None:
+def test_identity_without_training_or_at_rate_0_needs_no_key():
     assert Dropout(0.0).apply({}, ONES, train=True) is ONES
     assert Dropout(0.5).apply({}, ONES, train=False) is ONES
     evaluate = jax.make_jaxpr(lambda rate: Dropout(rate).apply({}, ONES, train=False))(0.5)
     assert not evaluate.eqns
 
 
-def test_rate_one_gives_zeros_and_no_nan() -> None:
+def test_rate_one_gives_zeros_and_no_nan():
     slope = jax.value_and_grad(lambda x, rate: drop(rate, x).sum())
     x = jnp.array([0.0, 1.0, -jnp.inf])
     for value, gradient in jax.jit(lambda x, rate: (slope(x, rate), slope(x, 1.0)))(x, 1.0):
         assert float(value) == 0.0 and np.array_equal(gradient, [0.0, 0.0, 0.0])
 
 
-def test_the_key_may_have_another_name() -> None:
+def test_the_key_may_have_another_name():
     named = Dropout(1.0, rng_collection="noise")
     assert not jax.jit(lambda key: named.apply({}, ONES, train=True, rngs={"noise": key}))(KEY).any()
 
 
-def test_shards_of_a_batch_are_dropped_as_in_the_full_batch() -> None:
+def test_shards_of_a_batch_are_dropped_as_in_the_full_batch():
     x = np.ones((6, 4, 8), np.float32)
 
     def sharded(function: Any, x: jax.Array, axis: int) -> jax.Array:

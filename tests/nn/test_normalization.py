@@ -1,7 +1,5 @@
 """Normalization: equal to Flax's in value, gradient and statistics, more exact for large means."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -60,21 +58,21 @@ def compare(cases: list[tuple[Any, Any, Any]], *tolerances: float, **call: Any) 
         assert_close(ours, flaxs, tolerance)
 
 
-def test_batch_norm_equals_flax_in_float64() -> None:
+def test_batch_norm_equals_flax_in_float64():
     cases = [({}, (6, 5, 4, 3)), ({"use_scale": False, "epsilon": 0.1}, (1, 3)), ({"use_bias": False}, (1, 1, 5))]
     with jax.enable_x64(True):
         layers = [({"param_dtype": jnp.float64, **options}, inputs(shape, jnp.float64)) for options, shape in cases]
         compare([(norm(**options), norm(True, **options), x) for options, x in layers], 1e-10)
 
 
-def test_layer_norm_equals_flax() -> None:
+def test_layer_norm_equals_flax():
     cases = [{}, {"use_scale": False}, {"reduction_axes": (1, 2)}, {"use_bias": False, "dtype": "float32"}]
     with jax.enable_x64(True):
         x = inputs(dtype=jnp.float64)
         compare([(LayerNorm(**options), linen.LayerNorm(**options), x) for options in cases], 1e-6, 1e-6, 1e-6, 1e-3)
 
 
-def test_half_precision_equals_flax() -> None:
+def test_half_precision_equals_flax():
     x = inputs((64, 8), jnp.bfloat16)
 
     @jax.jit
@@ -94,7 +92,7 @@ def test_half_precision_equals_flax() -> None:
             np.testing.assert_allclose(np.float64(own), np.float64(theirs), rtol=0.02, atol=0.1)
 
 
-def test_a_mean_large_beside_the_deviation_is_subtracted_exactly() -> None:
+def test_a_mean_large_beside_the_deviation_is_subtracted_exactly():
     # Whole numbers, exact in float32: 4096 + 0, 1, …, 63. E[x²] - E[x]² would be 1.7e7 - 1.7e7, with steps of 2.
     x = np.float32(4096 + np.arange(64.0))
     layers = LayerNorm(), norm()
@@ -104,7 +102,7 @@ def test_a_mean_large_beside_the_deviation_is_subtracted_exactly() -> None:
         np.testing.assert_allclose(np.ravel(y), (np.arange(64.0) - 31.5) / 341.25**0.5, rtol=1e-5)
 
 
-def test_running_statistics_are_updated_in_training_and_used_in_evaluation() -> None:
+def test_running_statistics_are_updated_in_training_and_used_in_evaluation():
     x, layer = inputs(), BatchNorm(momentum=0.75, **OURS)
 
     @jax.jit
@@ -124,7 +122,7 @@ def test_running_statistics_are_updated_in_training_and_used_in_evaluation() -> 
     assert_close(kept, updates, 0.0)
 
 
-def test_statistics_are_those_of_the_full_batch_sharded_or_mapped() -> None:
+def test_statistics_are_those_of_the_full_batch_sharded_or_mapped():
     x, layer, mask = inputs((8, 5, 3)), norm(), np.float32(np.arange(8) < 5)
     variables = draws.variables(layer, x)
     mesh = Mesh(np.array(jax.devices()[:2]), ("batch",))
@@ -165,7 +163,7 @@ def scopes(layer: Any, *args: Any, **call: Any) -> set[str]:
     return {name for name in ("native", "custom_vjp", "xla") if f"jaxnn.normalization.{name}" in text}
 
 
-def test_a_mask_is_left_to_flax() -> None:
+def test_a_mask_is_left_to_flax():
     x, mask = inputs(), np.arange(6).reshape(6, 1, 1, 1) < 5
     own = norm(implementation=None)
     compare([(own, norm(flax=True), x)], 1e-6, mask=mask)
@@ -181,7 +179,7 @@ OBSTACLES = [
 ]
 
 
-def test_what_the_custom_gradient_does_not_support_is_left_to_flax_or_refused() -> None:
+def test_what_the_custom_gradient_does_not_support_is_left_to_flax_or_refused():
     for layer, shape, dtype, words in OBSTACLES:
         x = np.zeros(shape, dtype)
         with pytest.raises(ConfigError, match=f"cannot use 'custom_vjp' here: .*{words}.*leave implementation"):

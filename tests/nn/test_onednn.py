@@ -1,7 +1,5 @@
 """Layers with native kernels, by one table: XLA's derivatives, the same bits in every run, devices, other platforms."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import ctypes
 import functools
@@ -116,7 +114,7 @@ def program(operation: str) -> Any:
 
 
 @rows(lambda row: row.operation != "convolution")  # whose derivatives are compared with exact numbers
-def test_derivatives_of_either_mode_and_order_equal_xla(row: Row) -> None:
+def test_derivatives_of_either_mode_and_order_equal_xla(row):
     arrays = row.params, row.inputs
     # Along the gradient itself, half of the derivative of its square is the same as the two mixed derivatives.
     tangents, _ = program(row.operation)(*arrays)
@@ -141,7 +139,7 @@ def test_derivatives_of_either_mode_and_order_equal_xla(row: Row) -> None:
 
 
 @rows()
-def test_members_and_steps_of_a_scan_equal_separate_runs_which_have_the_same_bits(row: Row) -> None:
+def test_members_and_steps_of_a_scan_equal_separate_runs_which_have_the_same_bits(row):
     alone, run = program(row.operation), gradient(row, row.native)
 
     @jax.jit
@@ -174,7 +172,7 @@ def test_members_and_steps_of_a_scan_equal_separate_runs_which_have_the_same_bit
 
 
 @rows(lambda row: row.call is not None)
-def test_each_device_computes_its_rows(row: Row) -> None:
+def test_each_device_computes_its_rows(row):
     mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
     expected = program(row.operation)(row.params, row.inputs)
     batch = len(jax.tree.leaves(row.inputs)[0])
@@ -194,9 +192,7 @@ def test_each_device_computes_its_rows(row: Row) -> None:
 
 
 @rows()
-def test_kernels_are_the_default_and_other_programs_have_xlas_operations(
-    row: Row, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_are_the_default_and_other_programs_have_xlas_operations(row, monkeypatch):
     def chosen() -> list[str]:
         found = implementations(lambda *arrays: gradient(row, None)(*arrays), row.params, row.inputs)
         return found.get(row.operation, ["xla"])
@@ -217,14 +213,14 @@ def test_kernels_are_the_default_and_other_programs_have_xlas_operations(
 
 
 @rows(lambda row: row.call is not None)
-def test_programs_with_a_symbolic_batch_have_the_same_results(row: Row) -> None:
+def test_programs_with_a_symbolic_batch_have_the_same_results(row):
     (batch,) = jax.export.symbolic_shape("batch")
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((batch, *leaf.shape[1:]), leaf.dtype), row.inputs)
     exported = jax.export.export(jax.jit(row.layer))(row.params, shapes)
     assert_near(exported.call(row.params, row.inputs), program(row.operation)(row.params, row.inputs)[1])
 
 
-def test_a_package_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_cannot_be_loaded_is_named(monkeypatch):
     loads: list[tuple[Callable[[str], Any], str]] = [
         (lambda name: ctypes.CDLL("libabsent.so"), "cannot be loaded: libabsent.so: cannot open"),
         (lambda name: __import__("absent"), "cannot be loaded: No module named 'absent'"),
@@ -260,14 +256,14 @@ with pytest.raises(test_convolution.ConfigError, match="this CPU has no instruct
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("instructions", "devices"), [("AVX2", 1), ("SSE41", 4)], ids=["one thread", "threads"])
-def test_fewer_instructions_give_the_same_results(instructions: str, devices: int) -> None:
+def test_fewer_instructions_give_the_same_results(instructions, devices):
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions, "JAX_NUM_CPU_DEVICES": str(devices)}
     done = subprocess.run([sys.executable, "-c", NARROW], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
-def test_many_threads_and_more_shapes_than_the_cache_holds() -> None:
+def test_many_threads_and_more_shapes_than_the_cache_holds():
     import jaxnn_onednn
 
     sizes = range(3, 93)

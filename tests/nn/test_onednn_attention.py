@@ -1,7 +1,5 @@
 """Native attention: exact in every size, to the bit for every row and member, and obstacles have a reason."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -38,7 +36,7 @@ def graded(arrays: Any, **options: Any) -> Any:
     return jax.grad(loss, has_aux=True)(arrays)
 
 
-def test_values_and_gradients_of_all_sizes_and_options_are_exact() -> None:
+def test_values_and_gradients_of_all_sizes_and_options_are_exact():
     cases = [(arrays_of(*sizes), {"causal": causal}) for sizes in SIZES for causal in (False, True)]
     lengths = np.array([0, 3, 100])  # of no key, of some, and of more than there are
     cases += [(arrays, {"lengths": lengths, **options}) for arrays, options in cases[2:6]]
@@ -52,7 +50,7 @@ def test_values_and_gradients_of_all_sizes_and_options_are_exact() -> None:
         assert_near(found, jax.tree.map(np.float32, (gradients, output)))
 
 
-def test_rows_and_members_have_the_same_bits_alone() -> None:
+def test_rows_and_members_have_the_same_bits_alone():
     arrays = arrays_of(*SIZES[2])
     run = jax.jit(partial(graded, causal=True))
     members = jax.jit(jax.vmap(partial(graded, causal=True)))([np.stack([array, -2 * array]) for array in arrays])
@@ -61,7 +59,7 @@ def test_rows_and_members_have_the_same_bits_alone() -> None:
     jax.tree.map(lambda many, one: np.testing.assert_array_equal(many[1:2], one), together, row)
 
 
-def test_sizes_dtypes_and_masks_choose_and_obstacles_have_a_reason() -> None:
+def test_sizes_dtypes_and_masks_choose_and_obstacles_have_a_reason():
     query, key, value = map(np.asarray, arrays_of(*SIZES[2]))
 
     def chosen(*arrays: Any, **options: Any) -> list[str]:

@@ -1,7 +1,5 @@
 """Native sums of batch normalization: equal to XLA's in every shape and over devices, and exact."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -39,12 +37,12 @@ def graded(by: str, x: jax.Array) -> Any:
     return jax.grad(loss, (0, 1), has_aux=True)(variables["params"], x)
 
 
-def test_results_and_gradients_equal_xlas() -> None:
+def test_results_and_gradients_equal_xlas():
     xs = [batch(shape) for shape in SHAPES]
     assert_near(*jax.jit(lambda xs: [[graded(by, x) for x in xs] for by in ("native", "custom_vjp")])(xs))
 
 
-def test_statistics_are_those_of_all_devices() -> None:
+def test_statistics_are_those_of_all_devices():
     x, mesh = batch((8, 5, 3)), Mesh(np.array(jax.devices()[:2]), ("devices",))
 
     def shard(by: str, x: jax.Array) -> Any:
@@ -59,7 +57,7 @@ def test_statistics_are_those_of_all_devices() -> None:
     assert_near(*jax.jit(lambda x: [run(by, x) for by in ("native", "custom_vjp")])(x))
 
 
-def test_moments_are_those_of_float64_and_have_the_same_bits_in_a_batch_of_members() -> None:
+def test_moments_are_those_of_float64_and_have_the_same_bits_in_a_batch_of_members():
     x = np.float32(4096 + np.random.default_rng(0).normal(size=(5000, 6)))
     layer = BatchNorm(use_running_average=False, momentum=0.0, implementation="native")
 
@@ -72,7 +70,7 @@ def test_moments_are_those_of_float64_and_have_the_same_bits_in_a_batch_of_membe
     jax.tree.map(lambda one, both: np.testing.assert_array_equal(one, both[1]), alone, members)
 
 
-def test_obstacles_have_a_reason_and_evaluation_needs_no_kernel() -> None:
+def test_obstacles_have_a_reason_and_evaluation_needs_no_kernel():
     x = batch((6, 4, 3))
     layer = BatchNorm(use_running_average=False)
 

@@ -1,7 +1,5 @@
 """The native loops of the LSTM: equal to XLA's loop in every size and direction, to the bit for every row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -74,14 +72,14 @@ def exact(params: Any, x: Any, carry: Any) -> Any:
     return jax.tree.map(np.float32, (gradients, ((c, h), np.stack(outputs, 1))))
 
 
-def test_values_and_gradients_of_all_sizes_are_exact() -> None:
+def test_values_and_gradients_of_all_sizes_are_exact():
     cases = [arrays_of(*sizes) for sizes in SIZES]
     found = jax.jit(lambda cases: [graded("native", *arrays) for arrays in cases])(cases)
     for one, arrays in zip(found, cases, strict=True):
         assert_near(one, exact(*arrays))
 
 
-def test_lengths_directions_and_time_major_equal_xlas_loop() -> None:
+def test_lengths_directions_and_time_major_equal_xlas_loop():
     params, x, carry = arrays_of(*SIZES[PADDED])
     lengths = np.array([5, 0, 2])
 
@@ -96,7 +94,7 @@ def test_lengths_directions_and_time_major_equal_xlas_loop() -> None:
     assert_near(*both(params, x, carry))
 
 
-def test_tanh_is_exact_to_a_millionth() -> None:
+def test_tanh_is_exact_to_a_millionth():
     x = np.concatenate([np.logspace(-30, 1.3, 400), [0.0, 88.0, 1e30]])
     x = np.float32(np.concatenate([x, -x]))
     # The input gate is 1 and the cell's state 0: the new state is tanh of the input.
@@ -107,7 +105,7 @@ def test_tanh_is_exact_to_a_millionth() -> None:
     np.testing.assert_allclose(c[:, 0], np.tanh(np.float64(x)), rtol=1e-6)
 
 
-def test_saturated_gates_have_no_gradient_and_nan_stays_in_its_row() -> None:
+def test_saturated_gates_have_no_gradient_and_nan_stays_in_its_row():
     params, x, _ = arrays_of(*SIZES[PADDED])
     apply = jax.jit(LSTM(16, implementation="native").apply)
     saturated = jax.jit(jax.grad(lambda p, x: apply(p, x).sum()))(params, np.full_like(x, 1e30))
@@ -118,7 +116,7 @@ def test_saturated_gates_have_no_gradient_and_nan_stays_in_its_row() -> None:
     assert (seen == [[False] * 5, [False] * 2 + [True] * 3, [False] * 5]).all()
 
 
-def test_rows_have_the_same_bits_alone() -> None:
+def test_rows_have_the_same_bits_alone():
     params, x, _ = arrays_of(*SIZES[3])
     layer = jax.jit(LSTM(65, implementation="native").apply)
     outputs = layer(params, x)
@@ -126,7 +124,7 @@ def test_rows_have_the_same_bits_alone() -> None:
         np.testing.assert_array_equal(layer(params, np.asarray(x)[row : row + 1])[0], outputs[row])
 
 
-def test_sizes_and_dtypes_choose_and_obstacles_have_a_reason() -> None:
+def test_sizes_and_dtypes_choose_and_obstacles_have_a_reason():
     params, x, _ = jax.tree.map(np.asarray, arrays_of(8, 8, 3, 4))
 
     def chosen(layer: Any, x: Any) -> list[str]:

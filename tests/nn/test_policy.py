@@ -1,7 +1,5 @@
 """Mixed precision: floating arrays change their dtype, nothing else does."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
@@ -15,7 +13,7 @@ from jaxnn.nn import Policy
 MIXED = Policy(params="float32", compute="bfloat16", outputs="float16")
 
 
-def test_casts_change_floating_arrays_only() -> None:
+def test_casts_change_floating_arrays_only():
     tree = {"w": jnp.ones((2, 3)), "b": [np.ones(3, np.float64), jnp.ones((), jnp.bfloat16)]}
     casts = (MIXED.cast_to_params, MIXED.cast_to_compute, MIXED.cast_to_outputs)
     for cast, dtype in zip(casts, ("float32", "bfloat16", "float16"), strict=True):
@@ -31,7 +29,7 @@ def test_casts_change_floating_arrays_only() -> None:
     assert float(value) == 3.0 and gradient.dtype == jnp.float32
 
 
-def test_policies_are_values_that_can_be_recorded() -> None:
+def test_policies_are_values_that_can_be_recorded():
     for dtype in (jnp.bfloat16, ml_dtypes.bfloat16, jnp.dtype("bfloat16")):
         policy = Policy(compute=dtype)
         assert policy == Policy(compute="bfloat16") and hash(policy) == hash(Policy(compute="bfloat16"))

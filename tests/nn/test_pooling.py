@@ -1,7 +1,5 @@
 """Pooling: values and gradients by definition, by every way they are computed."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable
@@ -69,7 +67,7 @@ def by_hand(pool: Any, x: Any, window: Any, strides: Any = None, padding: Any = 
     return windows(x, 0.0).sum(-1) / (math.prod(window) if count else windows(np.ones_like(x), 0.0).sum(-1))
 
 
-def test_values_and_gradients_by_hand() -> None:
+def test_values_and_gradients_by_hand():
     calls = [(pool, case) for case in CASES for pool in POOLS]
     calls += [(nn.avg_pool, (*case, False)) for case in CASES if case[3] != "VALID"]
 
@@ -94,7 +92,7 @@ def test_values_and_gradients_by_hand() -> None:
         assert error < 1e-5 * np.linalg.norm(gradient), name
 
 
-def test_integers_and_dtypes() -> None:
+def test_integers_and_dtypes():
     # Summed in int8, these would wrap around.
     integers = np.asarray(draws.integers(3, 200, 2, 3, 5, 4, 2) - 100)
     calls = list(itertools.product((jnp.int8, jnp.int32), POOLS, [(2, 2), (1, 2)]))
@@ -111,7 +109,7 @@ def test_integers_and_dtypes() -> None:
         assert empty.shape == (2, 0, 2, 3)
 
 
-def test_no_window_reduction_in_the_gradients_of_tiles_and_maxima() -> None:
+def test_no_window_reduction_in_the_gradients_of_tiles_and_maxima():
     x = distinct((2, 7, 8, 3))
     cases = [(pool, (2, 2), padding) for pool in POOLS for padding in ("valid", "SAME", ((1, 0), (0, 0)))]
     for pool, window, padding in [*cases, (nn.max_pool, (3, 3), "VALID")]:
@@ -123,7 +121,7 @@ def test_no_window_reduction_in_the_gradients_of_tiles_and_maxima() -> None:
     assert "gather" not in jax.export.export(tiles)(symbolic).mlir_module()
 
 
-def test_gradients_of_equal_maxima_and_nan() -> None:
+def test_gradients_of_equal_maxima_and_nan():
     tile = np.zeros((1, 40, 1), np.float32)
     # Small integers: nearly every window has ties, many between a row and another.
     x = np.float32(draws.integers(2, 3, 3, 9, 8, 4))

@@ -1,7 +1,5 @@
 """Recurrent layers: Flax's values and gradients, with one product in each step of a loop."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -70,7 +68,7 @@ def with_gradients(layer: linen.Module, params: Any, x: jax.Array, carry: Any = 
 
 
 @KINDS
-def test_values_and_gradients_equal_flax(kind: type) -> None:
+def test_values_and_gradients_equal_flax(kind):
     lengths, reverse = {"seq_lengths": LENGTHS}, {"reverse": True}
     # What comes before and after the loops is the same for both kinds: each takes half of it.
     graded, valued = (lengths | BACKWARD, [reverse]) if kind is LSTM else (lengths, [BACKWARD, lengths | reverse])
@@ -92,7 +90,7 @@ def test_values_and_gradients_equal_flax(kind: type) -> None:
     assert jax.tree.all(jax.tree.map(np.array_equal, *inits()))
 
 
-def test_attributes_lengths_of_several_axes_and_empty_sequences() -> None:
+def test_attributes_lengths_of_several_axes_and_empty_sequences():
     options = {"time_major": True, "return_carry": True, **BACKWARD}
     lengths, turned = np.array([[6, 1, 4], [2, 0, 5]]), LSTM(FEATURES, **options)
     pair, given_carries = (jax.tree.map(lambda leaf: np.stack([leaf, -leaf]), tree) for tree in (X, carry_of(LSTM)))
@@ -114,7 +112,7 @@ def test_attributes_lengths_of_several_axes_and_empty_sequences() -> None:
         assert_close(found, expected)
 
 
-def test_bidirectional_equals_flax() -> None:
+def test_bidirectional_equals_flax():
     differ = LSTM(FEATURES), GRU(3, implementation="fused_inputs")
     pairs = [(Bidirectional(*differ, return_carry=True, time_major=True), flax_layer(LSTM), flax_layer(GRU, 3))]
     pairs.append((both(GRU).clone(return_carry=True, time_major=True), flax_layer(GRU), flax_layer(GRU)))
@@ -140,7 +138,7 @@ def test_bidirectional_equals_flax() -> None:
 
 
 @pytest.mark.parametrize("kind", [LSTM, pytest.param(GRU, marks=pytest.mark.slow)])
-def test_bfloat16_has_the_dtypes_of_flax_and_is_near_float32(kind: type) -> None:
+def test_bfloat16_has_the_dtypes_of_flax_and_is_near_float32(kind):
     params = params_of(kind)
     narrow = jax.tree.map(
         lambda leaf: np.asarray(leaf).astype(jnp.bfloat16), {"params": params, "x": X, "carry": carry_of(kind)}
@@ -176,7 +174,7 @@ def scans(jaxpr: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("layer", "loops"), [(LSTM(4), 1), (GRU(4), 1), (both(LSTM), 2)], ids=["lstm", "gru", "both"])
-def test_one_product_in_each_step_and_the_others_outside(layer: linen.Module, loops: int) -> None:
+def test_one_product_in_each_step_and_the_others_outside(layer, loops):
     def products(jaxpr: Any) -> int:
         return str(jaxpr).count("dot_general[")
 
@@ -188,7 +186,7 @@ def test_one_product_in_each_step_and_the_others_outside(layer: linen.Module, lo
     assert products(traced) - sum(map(products, bodies)) == 4 * loops
 
 
-def test_the_state_alone_needs_no_gradient_of_outputs() -> None:
+def test_the_state_alone_needs_no_gradient_of_outputs():
     def carried(pick: Callable[..., jax.Array]) -> int:
         """The arrays of one float per step, sequence and feature in the loops' states."""
 
@@ -202,7 +200,7 @@ def test_the_state_alone_needs_no_gradient_of_outputs() -> None:
     assert carried(lambda carry, outputs: carry[1]) < carried(lambda carry, outputs: outputs[:, -1])
 
 
-def test_time_major_needs_no_transpose_and_programs_name_the_implementation() -> None:
+def test_time_major_needs_no_transpose_and_programs_name_the_implementation():
     ids, table = draws.integers(0, 9, BATCH, TIME), draws.normal(1, 9, INPUTS)
 
     def last(table: jax.Array, ids: jax.Array) -> jax.Array:
@@ -214,7 +212,7 @@ def test_time_major_needs_no_transpose_and_programs_name_the_implementation() ->
     assert "jaxnn.recurrence.fused_inputs" in traced.lower().as_text(debug_info=True)
 
 
-def test_flax_transformations_of_layers() -> None:
+def test_flax_transformations_of_layers():
     members = linen.vmap(LSTM, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, axis_size=2)
     params = jax.tree.map(lambda leaf: np.stack([leaf, -leaf]), params_of(LSTM))
     shapes = jax.eval_shape(members(FEATURES).init, KEY, X)
@@ -271,7 +269,7 @@ def cudnn_calls(monkeypatch: pytest.MonkeyPatch, pretend_gpu: Callable[..., None
 
 
 @pytest.mark.slow
-def test_cudnn_equals_the_loops_for_each_member_of_a_vmap(cudnn_calls: list[Any]) -> None:
+def test_cudnn_equals_the_loops_for_each_member_of_a_vmap(cudnn_calls):
     members = jax.tree.map(lambda leaf: np.stack([leaf, -leaf]), (params_of(LSTM), carry_of(LSTM)))
 
     def run(implementation: str, members: Any, of_both: Any, carry: Any) -> Any:
@@ -287,7 +285,7 @@ def test_cudnn_equals_the_loops_for_each_member_of_a_vmap(cudnn_calls: list[Any]
     assert_close(*jax.jit(lambda *given: [run(name, *given) for name in ("cudnn", "fused_inputs")])(*given), 2e-5)
 
 
-def test_cudnn_is_the_default_in_the_precision_of_the_config(cudnn_calls: list[Any]) -> None:
+def test_cudnn_is_the_default_in_the_precision_of_the_config(cudnn_calls):
     exact, fast = jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGH
     for name, precision in ((None, fast), ("highest", exact), ("float32", exact), ("bfloat16", fast)):
         with jax.default_matmul_precision(name):
@@ -300,7 +298,7 @@ def test_cudnn_is_the_default_in_the_precision_of_the_config(cudnn_calls: list[A
         assert [bidirectional for bidirectional, _ in cudnn_calls] == expected
 
 
-def test_cudnn_is_refused_with_the_reason(pretend_gpu: Callable[..., None]) -> None:
+def test_cudnn_is_refused_with_the_reason(pretend_gpu):
     def assert_refused(kind: type, reason: str, **options: Any) -> None:
         with pytest.raises(ConfigError, match=f"cannot use 'cudnn' here: {reason}"):
             jax.eval_shape(kind(FEATURES, implementation="cudnn", **options).init, KEY, X)

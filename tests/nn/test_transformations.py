@@ -1,7 +1,5 @@
 """Every layer under JAX's transformations, by one table: a new layer adds a row."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -136,14 +134,14 @@ def tangents_of(arrays: Any) -> Any:
     return jax.tree.map(lambda leaf: draws.normal(leaf.size, *leaf.shape, dtype=leaf.dtype), arrays)
 
 
-def test_every_layer_has_a_row() -> None:
+def test_every_layer_has_a_row():
     # Functions that are called by layers, or beside them.
     others = {nn.Policy, nn.partitioned, nn.RMSNorm, nn.dot_general, nn.conv_general_dilated, nn.batch_mask}
     assert {getattr(nn, name) for name in nn.__all__} - others <= {row.layer for row in TABLE}
 
 
 @rows(lambda row: row.name in FORWARD)
-def test_forward_mode_equals_the_gradient(row: Row) -> None:
+def test_forward_mode_equals_the_gradient(row):
     arrays = row.params, row.inputs
     tangents = tangents_of(arrays)
     forward = jax.jit(lambda *given: jax.jvp(functools.partial(total, row), given, tangents)[1])
@@ -154,7 +152,7 @@ def test_forward_mode_equals_the_gradient(row: Row) -> None:
 
 
 @rows(takes_floats)
-def test_second_derivatives_of_either_order_agree(row: Row) -> None:
+def test_second_derivatives_of_either_order_agree(row):
     function, tangents = functools.partial(total, row), tangents_of((row.params, row.inputs))
 
     def forward(*arrays: Any) -> jax.Array:
@@ -172,7 +170,7 @@ def test_second_derivatives_of_either_order_agree(row: Row) -> None:
 
 
 @rows(lambda row: row.name in MAPPED)
-def test_gradient_of_a_nested_vmap_equals_sums_of_separate_runs(row: Row) -> None:
+def test_gradient_of_a_nested_vmap_equals_sums_of_separate_runs(row):
     # Outer members have their own parameters, inner ones their own inputs, along the last axis.
     members = [jax.tree.map(lambda leaf: np.stack([leaf, -2 * leaf], -1), tree) for tree in (row.params, row.inputs)]
     weights = np.array([[1.0, 2.0], [3.0, -1.0]], np.float32)
@@ -197,7 +195,7 @@ def test_gradient_of_a_nested_vmap_equals_sums_of_separate_runs(row: Row) -> Non
 
 
 @rows()
-def test_gradients_export_with_a_symbolic_batch(row: Row) -> None:
+def test_gradients_export_with_a_symbolic_batch(row):
     batch = jax.export.symbolic_shape("batch")
     inputs = jax.ShapeDtypeStruct((*batch, *row.inputs.shape[1:]), row.inputs.dtype)
     exported = jax.export.export(gradient(row.name))(row.params, inputs)
@@ -206,14 +204,14 @@ def test_gradients_export_with_a_symbolic_batch(row: Row) -> None:
 
 
 @rows()
-def test_gradients_of_an_empty_batch(row: Row) -> None:
+def test_gradients_of_an_empty_batch(row):
     params, *rest = jax.eval_shape(gradient(row.name), row.params, row.inputs[:0])
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, row.params)
     assert all(inputs.size == 0 for inputs in rest)
 
 
 @rows()
-def test_saved_products_are_not_recomputed(row: Row) -> None:
+def test_saved_products_are_not_recomputed(row):
     def products(policy: Any) -> int:
         checkpointed = jax.checkpoint(lambda params: total(row, params, row.inputs), policy=policy)
         program = str(jax.make_jaxpr(jax.grad(checkpointed))(row.params))
@@ -224,7 +222,7 @@ def test_saved_products_are_not_recomputed(row: Row) -> None:
 
 
 @rows(lambda row: row.params is not None and not row.mixes_rows)
-def test_gradients_under_shard_map_equal_the_full_batch(row: Row) -> None:
+def test_gradients_under_shard_map_equal_the_full_batch(row):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     specs = (PartitionSpec(), PartitionSpec("data"))
     outputs = specs if takes_floats(row) else specs[:1]

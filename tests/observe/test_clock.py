@@ -5,7 +5,7 @@ import pytest
 from jaxnn.observe import Clock, Table, markdown_table, steady_throughput, text_table
 
 
-def test_inner_spans_pause_outer_ones() -> None:
+def test_inner_spans_pause_outer_ones():
     now = [100.0]
     clock = Clock(lambda: now[0])
     assert clock.current == (None, None, 100.0)
@@ -27,13 +27,13 @@ def test_inner_spans_pause_outer_ones() -> None:
     assert clock.seconds == {"compute": 9.0, "evaluation": 34.0, "checkpoint": 4.0, "other": 16.0}
 
 
-def test_throughput_is_the_median_with_the_interquartile_range() -> None:
+def test_throughput_is_the_median_with_the_interquartile_range():
     # Rates 10, 20, 30, 40, 50: median 30, quartiles 20 and 40, spread (40 - 20) / 30.
     assert steady_throughput([30.0, 10.0, 50.0, 20.0, 40.0]) == (30.0, pytest.approx(2 / 3), 5)
     assert steady_throughput([]) is None
 
 
-def test_tables_are_aligned_and_escaped() -> None:
+def test_tables_are_aligned_and_escaped():
     rows, header = [("a", ""), ("longer", "<b>|")], ("name", "x")
     assert text_table(rows, header) == "name    x\na\nlonger  <b>|", "without trailing spaces"
     assert markdown_table(rows, header).splitlines()[1:] == ["| --- | --- |", "| a |  |", "| longer | <b>\\| |"]

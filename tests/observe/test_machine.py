@@ -1,7 +1,5 @@
 """The machine's devices and memory, why JAX does not use a GPU, and where arrays are stored."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os
@@ -34,7 +32,7 @@ def raise_no_backend(platform: str | None = None) -> None:
     raise RuntimeError("Unable to initialize\nbackend 'cuda'.")
 
 
-def test_description_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_description_is_json(monkeypatch):
     described = describe_devices()
     assert json.loads(json.dumps(described)) == described and described["backend"] == PLATFORM
     assert [device["id"] for device in described["devices"]] == [d.id for d in jax.devices()]
@@ -46,7 +44,7 @@ def test_description_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
         describe_devices()
 
 
-def test_missing_gpu_has_a_reason(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_has_a_reason(tmp_path, monkeypatch):
     plugins: list[str] = []
 
     def version(package: str) -> str:
@@ -75,7 +73,7 @@ def test_missing_gpu_has_a_reason(tmp_path: pathlib.Path, monkeypatch: pytest.Mo
         jax.config.update("jax_platforms", before)
 
 
-def test_no_reason_without_a_gpu_or_if_jax_uses_it(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_reason_without_a_gpu_or_if_jax_uses_it(tmp_path, monkeypatch):
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidiactl").touch()  # the driver's own node is no GPU
     assert missing_gpu(tmp_path) is None
@@ -91,13 +89,13 @@ def device(**stats: int) -> Any:
     return SimpleNamespace(platform="gpu", id=0, memory_stats=lambda: stats)
 
 
-def test_nbytes_of_every_kind_of_leaf() -> None:
+def test_nbytes_of_every_kind_of_leaf():
     keys, planned = jax.random.split(jax.random.key(0), 3), jax.ShapeDtypeStruct((2,), jnp.int32)
     tree = [jnp.zeros((2, 3)), jnp.zeros(5, jnp.bfloat16), np.zeros(7, np.uint8), keys, planned, 1.0, None]
     assert nbytes(tree) == 6 * 4 + 5 * 2 + 7 + 3 * 2 * 4 + 2 * 4 + 8 and nbytes({}) == 0
 
 
-def test_peak_memory_is_the_process_or_the_fullest_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_memory_is_the_process_or_the_fullest_device(monkeypatch):
     peak, what = peak_memory_bytes()
     assert what == "resident in the process" and peak > 2**25
     devices = [device(peak_bytes_in_use=5), device(peak_bytes_in_use=9), device()]
@@ -106,7 +104,7 @@ def test_peak_memory_is_the_process_or_the_fullest_device(monkeypatch: pytest.Mo
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="compares with Linux's own numbers")
-def test_available_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_bytes(monkeypatch):
     assert available_bytes(device(bytes_limit=100, bytes_in_use=30)) == 70
     assert available_bytes(device()) is None
     cpu, page = jax.devices("cpu")[0], os.sysconf("SC_PAGE_SIZE")
@@ -118,14 +116,14 @@ def test_available_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert left is not None and least <= left <= most
 
 
-def test_format_bytes() -> None:
+def test_format_bytes():
     # 1023.999 KiB rounds up to the next unit.
     sizes = (0, 1023, 1024, 1536, 1024**2 - 1, 5 * 1024**3, 3 * 1024**5)
     texts = ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "5.0 GiB", "3072.0 TiB"]
     assert [*map(format_bytes, sizes)] == texts
 
 
-def test_placement_counts_copies_and_shards() -> None:
+def test_placement_counts_copies_and_shards():
     mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))
     params = {"kernel": jnp.zeros((2, 3)), "bias": jax.device_put(jnp.zeros(3), jax.devices()[0])}
     replicated = jax.device_put(jnp.zeros(8), jax.NamedSharding(mesh, jax.P()))

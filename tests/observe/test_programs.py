@@ -1,7 +1,5 @@
 """Compiled programs and their ledger, and what is read from traced ones: implementations, dtypes, operations."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +26,7 @@ from jaxnn.observe import (
 X = np.ones((1, 4, 4, 2), np.float32)
 
 
-def test_lower_ahead_compiles_and_times_each_stage() -> None:
+def test_lower_ahead_compiles_and_times_each_stage():
     x = jnp.arange(3.0)
     power, options = lambda x, exponent: x**exponent, {"static_argnums": 1, "donate_argnums": 0}
     compiled, entry = lower_ahead(power, "power", "first call", x, 3, **options).compile()
@@ -39,13 +37,13 @@ def test_lower_ahead_compiles_and_times_each_stage() -> None:
     assert not entry.cache_hit and entry.saved_seconds == 0.0
 
 
-def test_hits_of_the_persistent_cache_count() -> None:
+def test_hits_of_the_persistent_cache_count():
     first, second = (lower_ahead(lambda x: x @ x.T + 17.5, "square", "test", X[0, 0]).compile()[1] for _ in range(2))
     assert not first.cache_hit and second.cache_hit
     assert 0.0 <= second.saved_seconds <= first.compile_seconds
 
 
-def test_cache_hits_of_this_thread_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_hits_of_this_thread_count(monkeypatch):
     # Compiled here, since the cache, if it is on, reports events of its own.
     compiled, reported = jax.jit(lambda x: x).lower(1.0).compile(), list[float]()
     record = partial(jax.monitoring.record_event_duration_secs, "/jax/compilation_cache/compile_time_saved_sec")
@@ -66,7 +64,7 @@ def test_cache_hits_of_this_thread_count(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (entry.cache_hit, entry.saved_seconds) == expected
 
 
-def test_an_equal_program_is_not_compiled_again() -> None:
+def test_an_equal_program_is_not_compiled_again():
     def unused(x: jax.Array, y: jax.Array) -> jax.Array:
         return x * 5.25
 
@@ -75,7 +73,7 @@ def test_an_equal_program_is_not_compiled_again() -> None:
     assert other[0](jnp.ones(3), jnp.ones(2)).tolist() == [5.25] * 3  # y is another argument, which no code reads
 
 
-def test_an_equal_program_is_not_lowered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_equal_program_is_not_lowered_again(monkeypatch):
     def program() -> Callable[[jax.Array], jax.Array]:
         table = np.arange(3.0, dtype=np.float32)
 
@@ -101,14 +99,14 @@ def test_an_equal_program_is_not_lowered_again(monkeypatch: pytest.MonkeyPatch) 
         (lambda x: (x, x), lambda x: [x, x]),
     ],
 )
-def test_programs_that_differ_do_not_share_an_executable(pair: tuple[Callable[..., Any], ...]) -> None:
+def test_programs_that_differ_do_not_share_an_executable(pair):
     x = jnp.float32([-1.0, 2.0])
     for function in pair:
         result = lower_ahead(function, "one", "test", x).compile()[0](x)
         assert str(result) == str(function(x))
 
 
-def test_programs_on_other_devices_do_not_share_an_executable() -> None:
+def test_programs_on_other_devices_do_not_share_an_executable():
     def devices_of(x: Any, **options: Any) -> set[jax.Device]:
         compiled = lower_ahead(lambda x: x * 6.5, "six", "test", x, **options).compile()[0]
         return set(compiled(np.ones(4, np.float32)).sharding.device_set)
@@ -121,7 +119,7 @@ def test_programs_on_other_devices_do_not_share_an_executable() -> None:
             assert devices_of(like, out_shardings=PartitionSpec("data")) == {device}
 
 
-def test_programs_that_call_python_do_not_share_it() -> None:
+def test_programs_that_call_python_do_not_share_it():
     for factor in (2.0, 3.0):
 
         def scale(x: jax.Array, factor: float = factor) -> jax.Array:
@@ -130,7 +128,7 @@ def test_programs_that_call_python_do_not_share_it() -> None:
         assert lower_ahead(scale, "scale", "test", jnp.ones(())).compile()[0](jnp.ones(())) == factor
 
 
-def test_ledger_adds_up() -> None:
+def test_ledger_adds_up():
     first = Compilation("train", "first step", 1.0, 2.0, 4.0)
     ledger = [first, Compilation("evaluate", "first evaluation", 0.5, 0.25, 0.125, True, 3.0)]
     # 1 + 2 + 4 = 7 seconds, then 0.5 + 0.25 + 0.125 = 0.875.
@@ -159,7 +157,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_implementations_and_plain_convolutions_of_a_training_step(name: str) -> None:
+def test_implementations_and_plain_convolutions_of_a_training_step(name):
     function, plain = FUNCTIONS[name], jax.checkpoint(PLAIN.apply)
     step = jax.jit(jax.grad(lambda variables: function(variables, X).sum()))
     assert [*implementations(step, VARIABLES)] == ["convolution"] and plain_convolutions(step, VARIABLES) == 0
@@ -168,7 +166,7 @@ def test_implementations_and_plain_convolutions_of_a_training_step(name: str) ->
     assert plain_convolutions(two, VARIABLES) == 2
 
 
-def test_only_scopes_of_implementations_are_read_and_in_one_trace() -> None:
+def test_only_scopes_of_implementations_are_read_and_in_one_trace():
     traces = []
 
     @jax.jit
@@ -199,7 +197,7 @@ def product(x: jax.Array) -> jax.Array:
 product.defvjp(lambda x: (x @ x, x), lambda x, g: (g @ x.T + x.T @ g,))
 
 
-def test_products_are_counted_by_dtype() -> None:
+def test_products_are_counted_by_dtype():
     matrix = jax.ShapeDtypeStruct((4, 4), jnp.float32)
     for function in (
         lambda x: jax.lax.scan(lambda c, _: (c @ c, None), x, length=3)[0],
@@ -222,7 +220,7 @@ def test_products_are_counted_by_dtype() -> None:
     assert product_dtypes(jax.grad(lambda x: product(x).sum()), matrix) == {"float32": 3}
 
 
-def test_operations_count_products_and_the_steps_of_loops() -> None:
+def test_operations_count_products_and_the_steps_of_loops():
     left, right = jax.ShapeDtypeStruct((4, 5), jnp.float32), jax.ShapeDtypeStruct((5, 6), jnp.float32)
     matmul = 2 * 4 * 5 * 6 + 4 * 6
     assert operations(jnp.matmul, left, right) == pytest.approx(matmul)

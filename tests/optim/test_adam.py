@@ -1,7 +1,5 @@
 """Adam in one pass: Optax's states and updates, alone, clipped, scheduled, masked, mapped and differentiated."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -53,7 +51,7 @@ def train(optimizer: Any, params: Any, num_steps: int = 3) -> Any:
     return jax.lax.scan(lambda state, _: (step(state, BATCH)[0], None), state, None, length=num_steps)[0]
 
 
-def test_states_are_those_of_optax() -> None:
+def test_states_are_those_of_optax():
     run = jax.jit(lambda params: [[train(make(by), params) for make in CASES.values()] for by in (optim, optax)])
     ours, theirs = run(PARAMS)
     for one, other in zip(ours, theirs, strict=True):
@@ -66,7 +64,7 @@ def test_states_are_those_of_optax() -> None:
     assert implementations(averaged, PARAMS) == {}
 
 
-def test_a_gradient_in_the_place_of_its_parameter_and_a_state_that_is_kept() -> None:
+def test_a_gradient_in_the_place_of_its_parameter_and_a_state_that_is_kept():
     """The kernel writes to its operands, of which XLA then makes copies."""
     task = TASK._replace(
         loss=lambda params, state, batch, key: (
@@ -83,14 +81,14 @@ def test_a_gradient_in_the_place_of_its_parameter_and_a_state_that_is_kept() -> 
     assert_close(*results)
 
 
-def test_a_replaced_update_is_used() -> None:
+def test_a_replaced_update_is_used():
     replaced = optim.adam(1e-2)._replace(update=lambda updates, state, params=None, **extra: (updates, state))
     state = jn.steps.init_train_state(TASK, replaced, jax.random.key(0), BATCH)
     after = jax.jit(jn.steps.make_train_step(TASK, replaced))(state, BATCH)[0]
     np.testing.assert_allclose(after.params["b"], PARAMS["b"] + 1.5 * np.cos(PARAMS["b"]), atol=1e-5)
 
 
-def test_members_of_vmap_have_their_own_rates() -> None:
+def test_members_of_vmap_have_their_own_rates():
     rates = np.float32([1e-2, 1e-3])
 
     def run(rate: Any, params: Any) -> Any:
@@ -103,7 +101,7 @@ def test_members_of_vmap_have_their_own_rates() -> None:
         assert_close(jax.tree.map(lambda leaf, member=member: leaf[member], mapped), expected, 1e-6)
 
 
-def test_a_step_is_differentiable_by_the_rate() -> None:
+def test_a_step_is_differentiable_by_the_rate():
     def last(module: Any, rate: Any, params: Any) -> Any:
         return loss(train(module.adam(rate), params, 2).params, {}, BATCH, None)[0]
 
@@ -129,7 +127,7 @@ def by_optax() -> Any:
 
 
 @pytest.mark.parametrize("strategy", ["one", "pmap", "data", "fsdp"])
-def test_a_run_is_that_of_optax(strategy: str, by_optax: Any) -> None:
+def test_a_run_is_that_of_optax(strategy, by_optax):
     options: Any = {"devices": 1} if strategy == "one" else {"devices": 2, "strategy": strategy}
     ours = fitted(optim, **options)
     assert_close(ours, by_optax, 1e-4)

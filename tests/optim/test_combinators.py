@@ -1,7 +1,5 @@
 """Clipping, accumulation and averages: numbers by hand, any nesting, and averages found in any state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +31,7 @@ def train(optimizer: optax.GradientTransformation, params: Any, gradients: Any) 
     return jax.lax.scan(step, (params, optimizer.init(params)), gradients)[0]
 
 
-def test_clipping_by_hand() -> None:
+def test_clipping_by_hand():
     def clipped(max_norm: Any, gradient: Any) -> Any:
         optimizer = optim.with_clipping(SGD, max_norm)
         return optimizer.update(gradient, optimizer.init(gradient), gradient)[0]
@@ -60,7 +58,7 @@ def test_clipping_by_hand() -> None:
         np.testing.assert_array_equal(np.asarray(each, np.float32), [[-150.0, -200.0], [-300.0, -400.0]])
 
 
-def test_accumulation_updates_once_in_num_steps_calls() -> None:
+def test_accumulation_updates_once_in_num_steps_calls():
     rates = optax.piecewise_constant_schedule(1.0, {1: 10.0})  # 1 at update 0, 10 at update 1: updates count, not calls
     optimizer, got = optim.with_accumulation(optax.sgd(rates), 3), []
     update, state = jax.jit(optimizer.update), optimizer.init(jnp.float32(0.0))
@@ -81,7 +79,7 @@ def average(optimizer: optax.GradientTransformation, gradients: np.ndarray = GRA
     return optim.evaluation_params(*train(optimizer, {"w": jnp.float32(start)}, {"w": gradients}))["w"]
 
 
-def test_averages_by_hand() -> None:
+def test_averages_by_hand():
     expected = {
         # 8, 4, 5 weigh 1/4, 1/2, 1, over 7/4: (2 + 2 + 5) / 1.75; from 10: (10 + 8)/2 = 9, (9 + 4)/2 = 6.5, 11.5/2.
         (0.5, True): 9 / 1.75,
@@ -101,7 +99,7 @@ def test_averages_by_hand() -> None:
     np.testing.assert_allclose(traced, [5.0, 9 / 1.75, 17 / 3], rtol=1e-6)
 
 
-def test_state_of_an_average() -> None:
+def test_state_of_an_average():
     params = {"w": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2)}
     optimizer = optim.with_ema(optax.adam(0.1), 0.999)
     before = optimizer.init(params)
@@ -129,12 +127,12 @@ PLACES: dict[str, Callable] = {
 }
 
 
-def test_average_is_found_in_any_state() -> None:
+def test_average_is_found_in_any_state():
     got = jax.jit(lambda: {place: average(put(optim.with_ema(SGD, 0.5))) for place, put in PLACES.items()})()
     assert {place: float(value) for place, value in got.items()} == pytest.approx(dict.fromkeys(PLACES, 9 / 1.75))
 
 
-def test_averages_of_accumulated_updates_and_of_parts() -> None:
+def test_averages_of_accumulated_updates_and_of_parts():
     # SGD on the mean of each two gradients: from 0 to -1 (of 1, 1), to -4 (of 2, 4).
     gradients = np.float32([1.0, 1.0, 2.0, 4.0])
     parts = {"a": optim.with_ema(SGD, 0.5), "b": optim.with_ema(optax.sgd(0.5), 0.0), "c": SGD}
@@ -159,7 +157,7 @@ def test_averages_of_accumulated_updates_and_of_parts() -> None:
 
 # Each pair in both orders.
 @pytest.mark.parametrize("order", [(*WRAPPERS,), (*reversed(WRAPPERS),)])
-def test_any_order_gives_the_same_from_a_loop_and_a_vmapped_scan(order: tuple[str, ...]) -> None:
+def test_any_order_gives_the_same_from_a_loop_and_a_vmapped_scan(order):
     draws = np.random.default_rng(2)
     gradients, start = (draws.normal(size=shape).astype(np.float32) for shape in ((6, 3), (3,)))
 
@@ -184,7 +182,7 @@ def test_any_order_gives_the_same_from_a_loop_and_a_vmapped_scan(order: tuple[st
     assert not np.allclose(params, averages, rtol=1e-3)
 
 
-def test_extra_arguments_reach_an_optimizer_that_takes_them() -> None:
+def test_extra_arguments_reach_an_optimizer_that_takes_them():
     def update(updates: Any, state: Any, params: Any = None, *, value: Any, **_: Any) -> Any:
         return jax.tree.map(lambda leaf: jnp.full_like(leaf, value), updates), state
 

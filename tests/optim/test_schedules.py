@@ -1,7 +1,5 @@
 """Schedules: Optax's numbers for a plain peak, and the same numbers for a traced one."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +45,7 @@ def values(schedule: optax.Schedule) -> jax.Array:
     return jax.vmap(schedule)(STEPS)
 
 
-def test_plain_and_traced_peaks_give_the_numbers_of_optax() -> None:
+def test_plain_and_traced_peaks_give_the_numbers_of_optax():
     @jax.jit
     def run(peaks: jax.Array) -> Any:
         traced = jax.vmap(lambda peak: {name: values(make(peak)) for name, make in OURS.items()})(peaks)
@@ -61,7 +59,7 @@ def test_plain_and_traced_peaks_give_the_numbers_of_optax() -> None:
         near(traced[name], [np.zeros(len(STEPS)), plain[name]])
 
 
-def test_fractions_and_divisors_may_be_traced() -> None:
+def test_fractions_and_divisors_may_be_traced():
     def at_a_step(fraction: Any, divisor: Any) -> list[Any]:
         divisors = {"initial_divisor": divisor, "final_divisor": divisor}
         return [
@@ -93,7 +91,7 @@ BY_HAND: list[tuple[optax.Schedule, dict[int, float]]] = [
 ]
 
 
-def test_numbers_by_hand() -> None:
+def test_numbers_by_hand():
     run = jax.jit(lambda steps: [jax.vmap(make)(of_one) for (make, _), of_one in zip(BY_HAND, steps, strict=True)])
     found = run([np.array([*expected]) for _, expected in BY_HAND])
     for row, (got, (_, expected)) in enumerate(zip(found, BY_HAND, strict=True)):

@@ -1,10 +1,7 @@
 """Sparse rows: rows that count are updated as by hand and by definition, all others are never touched."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -72,7 +69,7 @@ def assert_close(found: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e
 # The update, by hand.
 
 
-def test_rows_that_count_move_as_under_adam_and_others_not_at_all() -> None:
+def test_rows_that_count_move_as_under_adam_and_others_not_at_all():
     # Bias-corrected, the first step of Adam is -rate * sign(gradient). In the second, row 0 has no gradient and stays.
     # Row 1 is new at update 2: m = 0.1 g, v = 0.001 g², m / (1 - 0.9²) = 0.1 / 0.19 g = 0.526 g,
     # v / (1 - 0.999²) = 0.001 / 0.001999 g² = 0.50025 g²: a step of 0.526 / 0.7073 = 0.7441 rates.
@@ -107,7 +104,7 @@ def test_rows_that_count_move_as_under_adam_and_others_not_at_all() -> None:
     assert_close(dense_everywhere, plain)
 
 
-def test_rows_are_summed_by_id() -> None:
+def test_rows_are_summed_by_id():
     # Twice 2, once 0 whose gradient is zero, 1 whose two cancel; 100 is beyond. More ids than 3 rows need no sort.
     ids = np.array([2, 0, 1, 100, 2, 1])
     rows = SparseRows(ids, np.array([[1.0], [0.0], [4.0], [np.nan], [2.0], [-4.0]], np.float32))
@@ -172,7 +169,7 @@ LOOKUPS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 }
 
 
-def test_gradient_by_rows_equals_the_gradient() -> None:
+def test_gradient_by_rows_equals_the_gradient():
     def both(lookup: Callable[..., jax.Array], params: Any, scale: jax.Array) -> Any:
         def loss(params: Any, ids: jax.Array, scale: jax.Array) -> Any:
             rows = lookup(params["table"], ids)
@@ -193,7 +190,7 @@ def test_gradient_by_rows_equals_the_gradient() -> None:
         assert_close(found, expected, **({"rtol": 0.02, "atol": 0.02} if "cast" in name else {}), name=name)
 
 
-def test_value_and_grad_of_an_optimizer_gathers_the_rows_of_devices_that_share_a_batch() -> None:
+def test_value_and_grad_of_an_optimizer_gathers_the_rows_of_devices_that_share_a_batch():
     plain, optimizer = optax.sgd(0.1), sparse_rows(optax.sgd(0.1), "table")
     assert value_and_grad_of(plain) is jax.value_and_grad
     # A combinator around it takes dense gradients.
@@ -252,7 +249,7 @@ def train(optimizer: Any, start: Any, value_and_grad: Any) -> tuple[Any, Any]:
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] * (name in ("narrow moments", "partition"))) for name in OPTIMIZERS],
 )
-def test_updates_by_rows_equal_their_definition(name: str) -> None:
+def test_updates_by_rows_equal_their_definition(name):
     # Given a dense gradient, the optimizer updates the tables and undoes it for rows without a gradient.
     optimizer = OPTIMIZERS[name]
     ways = value_and_grad_of(optimizer), jax.value_and_grad
@@ -263,7 +260,7 @@ def test_updates_by_rows_equal_their_definition(name: str) -> None:
     assert np.ptp(tables[2:, 0], axis=0).max() == 0
 
 
-def test_vmap_and_clipping_give_the_same() -> None:
+def test_vmap_and_clipping_give_the_same():
     optimizer = sparse_rows(optim.with_clipping(optax.adam(0.1), 0.1))
     starts = jax.tree.map(lambda leaf: np.stack([-leaf, leaf]), START)
     by_rows = jax.vmap(lambda start: train(optimizer, start, value_and_grad_of(optimizer)))
@@ -288,12 +285,12 @@ def on_tables(optimizer: optax.GradientTransformation) -> set[str]:
     return {name for name, shapes in operations(program) if (NUM_WORDS, FEATURES) in shapes}
 
 
-def test_only_reads_and_writes_of_rows_see_a_table() -> None:
+def test_only_reads_and_writes_of_rows_see_a_table():
     assert on_tables(sparse_rows(optim.with_clipping(optax.adamw(0.1), 1.0))) == {"gather", "scatter", "scatter-add"}
     assert {"mul", "sqrt"} <= on_tables(optax.adamw(0.1))
 
 
-def test_no_copy_of_a_table_in_a_scan() -> None:
+def test_no_copy_of_a_table_in_a_scan():
     task, optimizer = bag(100_000, 8), sparse_rows(optax.adam(0.1))
     step, shapes = step_of(task, optimizer), jax.eval_shape(lambda: init_train_state(task, optimizer, KEY, TEXTS[0]))
     run = lambda state: jax.lax.scan(lambda state, _: step(state, TEXTS[0]), state, length=3)  # noqa: E731
@@ -303,7 +300,7 @@ def test_no_copy_of_a_table_in_a_scan() -> None:
     assert memory.alias_size_in_bytes > 3 * table_bytes
 
 
-def test_fit_trains_by_rows_and_records_the_run(tmp_path: Path) -> None:
+def test_fit_trains_by_rows_and_records_the_run(tmp_path):
     # A text is positive if most of its words are even; word 0 never comes.
     words = np.random.default_rng(0).integers(1, NUM_WORDS, (300, 7)).astype(np.int32)
     labels = ((words % 2 == 0).sum(axis=1) > 3).astype(int)

@@ -1,7 +1,5 @@
 """Runs of several processes train as one does, keep one record, read only their rows, and resume from each other's."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -57,7 +55,7 @@ def steps_of(path: Path) -> list[int]:
     return [int(found.name) for found in (path / "checkpoints").glob("[0-9]*") if found.name.isdecimal()]
 
 
-def test_any_number_of_processes_resumes_a_run_as_one_trains_it_and_one_of_them_records(tmp_path: Path) -> None:
+def test_any_number_of_processes_resumes_a_run_as_one_trains_it_and_one_of_them_records(tmp_path):
     path = tmp_path / "run"
     fit(20, path, devices=2, strategy="fsdp")
     done = run(2, "--resume", path, "--devices", "all", "--strategy", "pmap", "--num-steps", 40, devices=2)
@@ -76,7 +74,7 @@ def test_any_number_of_processes_resumes_a_run_as_one_trains_it_and_one_of_them_
     assert layouts == ["fsdp data=2 → pmap data=4", "pmap data=4 → fsdp data=4", "fsdp data=4 → data data=2"]
 
 
-def test_signal_to_one_process_stops_all_at_one_step_to_resume_from_bitwise(tmp_path: Path) -> None:
+def test_signal_to_one_process_stops_all_at_one_step_to_resume_from_bitwise(tmp_path):
     path, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
     flags = ("--strategy", "data", "--eval-every", 0)
     with starting(2, *flags, "--num-steps", 40_000, "--run-dir", path) as running:
@@ -145,7 +143,7 @@ def fit(**other):
 """
 
 
-def test_two_processes_save_one_state_and_report_the_same_errors_and_differences(tmp_path: Path) -> None:
+def test_two_processes_save_one_state_and_report_the_same_errors_and_differences(tmp_path):
     *first, last = DIFFERENCES.values()
     code = f"FOLDER = {str(tmp_path)!r}\n{STATE}{FIT}"
     code += "".join(f"\nsay(error_of(lambda: fit({difference})))" for difference in first) + f"\nfit({last})"
@@ -204,7 +202,7 @@ def streamed(root: str, strategy: str) -> tuple[list[dict[str, float]], dict[str
     return [{name: line[name] for name in kept} for line in run._trainer.logs[0].lines], opened
 
 
-def test_streams_train_as_in_one_process_and_each_reads_its_rows(tmp_path: Path) -> None:
+def test_streams_train_as_in_one_process_and_each_reads_its_rows(tmp_path):
     write_images(tmp_path)
     expected, _ = streamed(str(tmp_path), "data")
     order = jn.data.batch_indices(0, np.arange(NUM_STEPS * 2), SIZES["train"], BATCH_SIZE)

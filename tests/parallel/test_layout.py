@@ -1,12 +1,9 @@
 """Devices, meshes and strategies: the requested ones are used, and errors are raised before data are read."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -56,7 +53,7 @@ def expected() -> Any:
     return pytest.approx(alone()[0].summary.metrics, rel=1e-4)
 
 
-def test_one_device_is_used_unless_more_are_requested() -> None:
+def test_one_device_is_used_unless_more_are_requested():
     assert make_layout() is make_layout(platform="cpu") is SINGLE_DEVICE
     assert make_layout("fsdp", 1).num_devices == 1
     assert make_layout(devices="all").num_devices == jax.device_count() == 4
@@ -65,9 +62,7 @@ def test_one_device_is_used_unless_more_are_requested() -> None:
     assert make_layout(mesh="data=2").num_devices == 2
 
 
-def test_fully_sharded_state_is_created_in_shards_and_recorded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fully_sharded_state_is_created_in_shards_and_recorded(tmp_path, capsys):
     run = tiny.fit(wide(num_steps=5), tmp_path / "run", devices=4, strategy="fsdp", progress="plain")
     assert "fsdp, data=4: a batch of 8 is 4 × 2 examples" in capsys.readouterr().out
     assert "--devices all would use the other 3 too" in alone()[1]
@@ -81,13 +76,13 @@ def test_fully_sharded_state_is_created_in_shards_and_recorded(
         assert nbytes(shards) == (nbytes(run.state) - small) / 4 + small
 
 
-def test_auto_shards_a_state_that_is_too_large_to_be_replicated() -> None:
+def test_auto_shards_a_state_that_is_too_large_to_be_replicated():
     for size, expected in ((10**3, "data"), (10**15, "fsdp")):
         shapes = SQUARE._replace(params={"w": jax.ShapeDtypeStruct((size,), jnp.float32)})
         assert make_layout("auto", 4).resolve(shapes).strategy.name == expected
 
 
-def test_model_axes_shard_its_parameters_and_moments() -> None:
+def test_model_axes_shard_its_parameters_and_moments():
     run = tiny.fit(wide(), mesh="data=2,model=2")
     for tree in (run.state.params, run.state.opt_state[0].trace):
         assert tree["hidden"].sharding.shard_shape((3, 128)) == (3, 64)
@@ -96,7 +91,7 @@ def test_model_axes_shard_its_parameters_and_moments() -> None:
 
 
 @pytest.mark.slow
-def test_accumulation_streaming_and_sweeps_train_the_same_on_several_devices() -> None:
+def test_accumulation_streaming_and_sweeps_train_the_same_on_several_devices():
     accumulating = tiny.experiment(optimizer=lambda config: jn.optim.with_accumulation(optax.adam(0.01), 2))
     got = tiny.fit(accumulating, resident=False, devices=4, strategy="fsdp").summary.metrics
     assert got == pytest.approx(tiny.fit(accumulating).summary.metrics, rel=1e-5)
@@ -113,7 +108,7 @@ def fully_sharded(spec: P, state: TrainState = SQUARE, mesh: str = "data=2,model
     return found
 
 
-def test_parameters_are_sharded_along_the_axes_of_the_model_and_then_data() -> None:
+def test_parameters_are_sharded_along_the_axes_of_the_model_and_then_data():
     assert fully_sharded(P("data", None)) == P("data", None), "not along data twice"
     assert fully_sharded(P(None, "model")) == P("data", "model")
     assert fully_sharded(P(None, ("data", "model"))) == P(None, ("data", "model"))
@@ -144,11 +139,11 @@ chooser = STRATEGIES["data"]._replace(name="chooser", choose=lambda mesh, shapes
 
 
 @pytest.mark.slow
-def test_batches_sharded_along_two_axes_train_as_on_one_device() -> None:
+def test_batches_sharded_along_two_axes_train_as_on_one_device():
     assert tiny.fit(wide(), strategy=two_axes, mesh="data=2,more=2").summary.metrics == expected()
 
 
-def test_own_strategies_are_chosen_recorded_and_resumed_and_train_as_on_one_device(tmp_path: Path) -> None:
+def test_own_strategies_are_chosen_recorded_and_resumed_and_train_as_on_one_device(tmp_path):
     run = tiny.fit(wide(num_steps=10), tmp_path, strategy=chooser, devices=2)
     kernel, moment = (tree["out"] for tree in (run.state.params, run.state.opt_state[0].trace))
     assert kernel.sharding.is_fully_replicated and moment.sharding.spec == P("data", None)
@@ -231,6 +226,6 @@ ERRORS: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "words"), ERRORS, ids=[words for _, words in ERRORS])
-def test_wrong_devices_axes_and_strategies_are_named(call: Callable[[], object], words: str) -> None:
+def test_wrong_devices_axes_and_strategies_are_named(call, words):
     with pytest.raises(jn.ConfigError, match=words):
         call()

@@ -1,7 +1,5 @@
 """Processes call the roll: who joins, who is refused and why, and how the end of one becomes known to the others."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import hmac
@@ -49,7 +47,7 @@ def join(*found: Link) -> list[Any]:
         return list(pool.map(result, found))
 
 
-def test_processes_join_and_leave_silently(capfd: pytest.CaptureFixture[str]) -> None:
+def test_processes_join_and_leave_silently(capfd):
     with links(0, 1, 2) as found:
         addresses = join(*found)
         assert all(address.startswith("127.0.0.1:") for address in addresses) and len({*addresses}) == 3
@@ -59,7 +57,7 @@ def test_processes_join_and_leave_silently(capfd: pytest.CaptureFixture[str]) ->
     assert capfd.readouterr() == ("", "")
 
 
-def test_end_of_one_process_is_known_to_all(capfd: pytest.CaptureFixture[str]) -> None:
+def test_end_of_one_process_is_known_to_all(capfd):
     with links(0, 1, 2) as found:
         join(*found)
         found[2].fail(2, "no data here\x1b.")
@@ -76,7 +74,7 @@ def test_end_of_one_process_is_known_to_all(capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr().err == f"error: {ending.message}: resume with --resume runs/x.\n"
 
 
-def test_processes_that_do_not_fit_together_all_report_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_do_not_fit_together_all_report_it(monkeypatch):
     with links(0, 2, count=4, seconds=0.5) as found:
         for error in join(*found):
             assert isinstance(error, jn.TrainingError) and "processes 1, 3 of 4 did not start: read" in str(error)
@@ -143,7 +141,7 @@ GARBAGE = [
 ]
 
 
-def test_untrusted_clients_neither_end_nor_hang_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untrusted_clients_neither_end_nor_hang_a_run(monkeypatch):
     monkeypatch.setenv("JAXNN_CLUSTER_SECRET", "known to two")
     port = free_port()
     with links(0, 1, port=port) as found, contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
@@ -168,7 +166,7 @@ def test_untrusted_clients_neither_end_nor_hang_a_run(monkeypatch: pytest.Monkey
             link.leave()
 
 
-def test_process_with_another_secret_is_not_admitted() -> None:
+def test_process_with_another_secret_is_not_admitted():
     def close_after_greeting(server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:

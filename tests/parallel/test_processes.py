@@ -1,7 +1,5 @@
 """Real processes start together, decide together and end together; and the scripts of the documentation start them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -48,7 +46,7 @@ def set_environment(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
 # --- decisions ---
 
 
-def test_single_process_agrees_with_itself() -> None:
+def test_single_process_agrees_with_itself():
     all_agree("config", {"seed": 1})
     assert broadcast_from_primary(lambda: (1, 2)) == (1, 2)
     vote = StopVote()
@@ -96,7 +94,7 @@ say(error_of(all_agree, "options", {{"devices": 2, **({{"mesh": "data=2"}} if ra
 """
 
 
-def test_two_processes_share_devices_and_decisions() -> None:
+def test_two_processes_share_devices_and_decisions():
     first, second = output(processes.run(DECISIONS, devices=2))
     assert first[0] == "6.0 4 2 True 2" and second[0] == "6.0 4 2 False 2"
     value = "[('dir', 'runs/x'), ('rate', 0.1), ('steps', [1, 2])]"
@@ -141,7 +139,7 @@ SILENT = f"{READY}if rank == 1:\n{textwrap.indent(DEAF, '    ')}\n{COMPUTE}"
 
 
 @pytest.mark.slow
-def test_late_and_lost_processes_are_named_by_the_others_which_end_resumably() -> None:
+def test_late_and_lost_processes_are_named_by_the_others_which_end_resumably():
     hint = "set_resume_hint('resume with --resume runs/x')\n"
     with contextlib.ExitStack() as stack:
         cases = [
@@ -179,7 +177,7 @@ ERRORS = [
 
 
 @pytest.mark.slow
-def test_error_or_signal_of_one_process_ends_all_with_its_status() -> None:
+def test_error_or_signal_of_one_process_ends_all_with_its_status():
     with contextlib.ExitStack() as stack:
         cases = [stack.enter_context(processes.start(f"total(1.0)\n{code}")) for code, _, _ in ERRORS]
         stopped = stack.enter_context(processes.start(f"say('here')\n{WAIT}"))
@@ -212,7 +210,7 @@ WRONG_FLAGS = {
 }
 
 
-def test_wrong_flags_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_flags_are_named(capsys, monkeypatch):
     set_environment(monkeypatch)
     for flags, words in WRONG_FLAGS.items():
         message = shell.fails(capsys, lambda given: jn.main(tiny.experiment(), given), *flags.split())
@@ -230,7 +228,7 @@ def cluster(kind: str, port: int, rank: int, count: int) -> dict[str, str]:
     return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in names.items()} | {"OMPI_MCA_orte_hnp_uri": uri}
 
 
-def test_clusters_give_their_tasks_a_place_or_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_give_their_tasks_a_place_or_are_named(monkeypatch):
     for kind in ("slurm", "open mpi"):
         set_environment(monkeypatch, **cluster(kind, 62000, 1, 3))
         place = ClusterOptions(distributed=True).place()
@@ -306,7 +304,7 @@ def environment(commands: Path, **variables: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_slurm_script_starts_a_run_and_requeues_it_if_interrupted(commands: Path) -> None:
+def test_slurm_script_starts_a_run_and_requeues_it_if_interrupted(commands):
     port = processes.free_port(61440, 65535)
     variables = environment(commands, **cluster("slurm", port, 0, 2), SLURM_CPUS_PER_TASK="4")
     with processes.started([["docs/slurm_run.sh", "--num-steps", 7, "--seed", 75]], **variables) as running:
@@ -320,7 +318,7 @@ def test_slurm_script_starts_a_run_and_requeues_it_if_interrupted(commands: Path
 
 
 @pytest.mark.slow
-def test_ssh_script_resumes_a_run_and_passes_on_signal_and_status(commands: Path) -> None:
+def test_ssh_script_resumes_a_run_and_passes_on_signal_and_status(commands):
     tiny.fit(tiny.experiment(num_steps=1), commands / "a run")
     where = {"PORT": str(processes.free_port()), "PYTHON": sys.executable, "FOLDER": str(shell.ROOT)}
     (commands / "joins.py").write_text(SCRIPT.rpartition("sys.exit")[0] + ENDLESS)
@@ -336,7 +334,7 @@ def test_ssh_script_resumes_a_run_and_passes_on_signal_and_status(commands: Path
     assert not list(shell.ROOT.glob(".ssh_run.*"))
 
 
-def test_pods_of_the_job_find_process_0() -> None:
+def test_pods_of_the_job_find_process_0():
     import yaml
 
     service, job = yaml.safe_load_all((shell.ROOT / "docs" / "kubernetes_run.yaml").read_text())

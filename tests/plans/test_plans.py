@@ -1,9 +1,6 @@
 """`jn.plan`: what is read from compiled programs, the bounds made of it, and plans for the machine at hand."""
 
-from __future__ import annotations
-
 import importlib.metadata
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -66,7 +63,7 @@ ENTRY %main (data: u8[1000,4], index: s32[8], table: f32[1000,4]) -> f32[16] {
 """
 
 
-def test_work_counts_what_kernels_move() -> None:
+def test_work_counts_what_kernels_move():
     work = work_of(HLO)
     rows, place = 8 * 4, 4
     gather = 8 * 4 + rows + rows  # the indices, the rows that are read and written
@@ -91,14 +88,14 @@ def test_work_counts_what_kernels_move() -> None:
         ("(f32[16]{0}, f32[16]{0}, u32[], u32[]) collective-permute-start(%x)", 64, 64),
     ],
 )
-def test_collectives_count_their_results_and_what_must_be_sent(instruction: str, result: int, sent: float) -> None:
+def test_collectives_count_their_results_and_what_must_be_sent(instruction, result, sent):
     hlo = "HloModule m, num_partitions=8\n\nENTRY %main (x: f32[16]) -> f32[16] {\n  %x = f32[16]{0} parameter(0)\n"
     work = work_of(f"{hlo}  ROOT %done = {instruction}\n}}\n")
     assert [size for _, size in work.collectives.values()] == [result] and work.sent == sent
     assert work.bytes == result + 64 * instruction.count("%x") and work.launches == 1
 
 
-def test_work_is_a_lower_bound() -> None:
+def test_work_is_a_lower_bound():
     lines = [
         "%small (y: f32[16]) -> f32[16] {\n  %y = f32[16]{0} parameter(0)\n  ROOT %n = f32[16]{0} negate(%y)\n}\n",
         "%large (z: f32[16]) -> f32[16] {\n  %z = f32[16]{0} parameter(0)\n  %a = f32[16]{0} negate(%z)",
@@ -119,7 +116,7 @@ def test_work_is_a_lower_bound() -> None:
     assert made.bytes == 4 + 2 + 1 + 0 + 16 + 3 + 4 + 3
 
 
-def test_bounds_are_those_of_the_card() -> None:
+def test_bounds_are_those_of_the_card():
     card, work = CARDS["h100"], work_of(HLO)
     memory = {"parameters": 3 * 2**30, "temporaries": 2**30}
     used, reasons = {"attention": ["xla"]}, ("attention without cudnn: it has no such mask",)
@@ -139,7 +136,7 @@ def flops_of(function: Any, *shapes: tuple[int, ...]) -> float:
     return sum(product_flops(function, *(jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)).values())
 
 
-def test_operations_of_products_are_exact() -> None:
+def test_operations_of_products_are_exact():
     assert flops_of(jnp.matmul, (3, 5, 7), (3, 7, 11)) == 2 * 3 * 5 * 7 * 11
     scan = lambda x: jax.lax.scan(lambda carry, _: (carry @ carry, None), x, length=6)[0]  # noqa: E731
     assert flops_of(scan, (4, 4)) == 6 * 2 * 4**3
@@ -165,7 +162,7 @@ def test_operations_of_products_are_exact() -> None:
         assert sum(product_flops(jax.vmap(step), *members).values()) == pytest.approx(3 * 2 * forward)
 
 
-def test_plan_of_the_machine_at_hand_counts_state_and_products() -> None:
+def test_plan_of_the_machine_at_hand_counts_state_and_products():
     experiment = tiny.experiment(batch_size=8)
     one = jn.plan(experiment, largest=True)
     two = jn.plan(experiment, devices=2, strategy="fsdp", members=1)
@@ -186,7 +183,7 @@ def test_plan_of_the_machine_at_hand_counts_state_and_products() -> None:
     assert many.memory["parameters"] == 4 * one.memory["parameters"] and many.flops == 4 * one.flops
 
 
-def test_a_card_is_read_from_a_file(tmp_path: Path) -> None:
+def test_a_card_is_read_from_a_file(tmp_path):
     card, path = CARDS["t4"], tmp_path / "card.toml"
     lines = [
         f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}"
@@ -206,7 +203,7 @@ def test_a_card_is_read_from_a_file(tmp_path: Path) -> None:
     assert find_card(quoted) is quoted and r'device_description_str: "a \"fast\" card"' in quoted.target()
 
 
-def test_cards_before_8_have_no_units_for_bfloat16() -> None:
+def test_cards_before_8_have_no_units_for_bfloat16():
     old, new, here = CARDS["t4"], CARDS["a100"], CARDS["a100"]._replace(capability="")
     assert old.flops("bfloat16") == old.float32 < old.flops("float16") == old.half
     assert new.flops("bfloat16") == here.flops("bfloat16") == new.half
@@ -214,7 +211,7 @@ def test_cards_before_8_have_no_units_for_bfloat16() -> None:
     assert new.usable == 0.75 * new.memory and here.usable == here.memory
 
 
-def test_a_plan_needs_no_products_but_a_batch_of_data() -> None:
+def test_a_plan_needs_no_products_but_a_batch_of_data():
     scale = (lambda key, inputs: {"scale": jnp.ones(3)}, lambda params, inputs: inputs * params["scale"][None])
     plan = jn.plan(tiny.experiment(model=scale))
     assert plan.flops == plan.utilization == 0 and "no products" in repr(plan)
@@ -235,9 +232,7 @@ def test_a_plan_needs_no_products_but_a_batch_of_data() -> None:
         ({"device": "h100"}, "install JAX's compiler for them: pip install"),
     ],
 )
-def test_what_cannot_be_planned_is_one_line(
-    options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_planned_is_one_line(options, words, monkeypatch):
     def version(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -247,7 +242,7 @@ def test_what_cannot_be_planned_is_one_line(
     assert "\n" not in str(raised.value)
 
 
-def test_compilers_of_another_version_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilers_of_another_version_are_named(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.9" if name == "jax-cuda13-pjrt" else "0.12")
     with pytest.raises(ConfigError, match="jax-cuda13-pjrt 0.9 cannot compile for jaxlib 0.12"):
         jn.plan(tiny.experiment(), device="l4")
@@ -259,7 +254,7 @@ def collectives(experiment: Any, strategy: str) -> dict[str, float]:
     return {kind: count for kind, (count, _) in work_of(program.as_text()).collectives.items()}
 
 
-def test_activations_stay_sharded_by_rows() -> None:
+def test_activations_stay_sharded_by_rows():
     model = jn.models.MLP((64, 64, 64, 3))
     experiment = tiny.experiment(task=lambda config: jn.tasks.classification(model))
     # Kernels and long biases are gathered once; without the constraint on outputs there are several times as many.

@@ -44,7 +44,7 @@ def copy(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "checkpoints"))
 
 
-def test_sha256sum_checks_a_checkpoint(saved: Path) -> None:
+def test_sha256sum_checks_a_checkpoint(saved):
     if shutil.which("sha256sum") is None:
         pytest.skip("there is no sha256sum on this machine")
     command = ["sha256sum", "--check", "--strict", SUMS_FILE]
@@ -56,7 +56,7 @@ def test_sha256sum_checks_a_checkpoint(saved: Path) -> None:
     assert about == {"step": 3, "metrics": {"loss": 1.0 / 3}, "log": None}
 
 
-def test_damage_to_any_file_is_named_and_not_loaded(saved: Path, tmp_path: Path) -> None:
+def test_damage_to_any_file_is_named_and_not_loaded(saved, tmp_path):
     for whole in (saved / "3", saved.parent / "state"):
         assert find_damage(whole) is None
         for damage, words in ((flip, CHANGED), (Path.unlink, "is missing")):
@@ -70,7 +70,7 @@ def test_damage_to_any_file_is_named_and_not_loaded(saved: Path, tmp_path: Path)
                 shutil.rmtree(damaged)
 
 
-def test_sums_list_exactly_the_files_below(copy: Path, tmp_path: Path) -> None:
+def test_sums_list_exactly_the_files_below(copy, tmp_path):
     (copy / "2" / "default" / "d" / "more").write_text("")
     assert find_damage(copy / "2") == "its file default/d/more was not there when it was saved"
     # A list that names a file elsewhere does not have it read.
@@ -81,7 +81,7 @@ def test_sums_list_exactly_the_files_below(copy: Path, tmp_path: Path) -> None:
     assert find_damage(copy / "3") == "its file ../../elsewhere is missing"
 
 
-def test_newest_undamaged_checkpoint_is_restored_and_damaged_ones_are_moved(copy: Path) -> None:
+def test_newest_undamaged_checkpoint_is_restored_and_damaged_ones_are_moved(copy):
     flip(copy / "3" / "default" / "_METADATA")
     (copy / "2" / "checkpoint.json").unlink()
     checkpoints = Checkpoints(copy)
@@ -109,7 +109,7 @@ def test_newest_undamaged_checkpoint_is_restored_and_damaged_ones_are_moved(copy
     checkpoints.close()
 
 
-def test_unreadable_metrics_are_unmeasured(copy: Path) -> None:
+def test_unreadable_metrics_are_unmeasured(copy):
     (copy / "3" / "checkpoint.json").write_text('{"metrics": ')
     (copy / "007").mkdir()  # not the name of a step
     assert Checkpoints(copy).best() == 2 and Checkpoints(copy).steps() == [1, 2, 3]
@@ -119,9 +119,7 @@ def test_unreadable_metrics_are_unmeasured(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", ["sums", "name"])
-def test_unfinished_checkpoint_is_absent_and_older_ones_stay(
-    copy: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
+def test_unfinished_checkpoint_is_absent_and_older_ones_stay(copy, monkeypatch, moment):
     rename, sync = Path.rename, os.fsync
 
     def refuse(*_: object) -> None:
@@ -146,9 +144,7 @@ def test_unfinished_checkpoint_is_absent_and_older_ones_stay(
     assert Checkpoints(copy).steps() == [4]
 
 
-def test_metrics_and_sums_come_before_a_name_and_a_name_goes_before_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_and_sums_come_before_a_name_and_a_name_goes_before_its_files(tmp_path, monkeypatch):
     folder, named, removed = tmp_path / "run" / "checkpoints", [], []
     sync, rename, remove = os.fsync, Path.rename, shutil.rmtree
 
@@ -175,7 +171,7 @@ def test_metrics_and_sums_come_before_a_name_and_a_name_goes_before_its_files(
     assert removed == [("10.removed", [20], None)]
 
 
-def test_remnants_of_a_killed_process_are_ignored_and_cleared(copy: Path) -> None:
+def test_remnants_of_a_killed_process_are_ignored_and_cleared(copy):
     for name in ("4.unfinished", "5.unfinished.orbax-checkpoint-tmp", "2.removed", "damaged/9"):
         shutil.copytree(copy / "3", copy / name)
     (copy / "2.removed" / SUMS_FILE).unlink()
@@ -192,7 +188,7 @@ def test_remnants_of_a_killed_process_are_ignored_and_cleared(copy: Path) -> Non
     assert_equal(jn.load_checkpoint(copy / "3", make_state(0)), make_state(3))
 
 
-def test_reading_does_not_disturb_a_save_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_does_not_disturb_a_save_under_way(tmp_path, monkeypatch):
     resume = threading.Event()
     rename = Path.rename
 

@@ -31,7 +31,7 @@ OPTIMIZERS = {
 }
 
 
-def test_any_tree_is_saved_and_loaded_with_its_bits(tmp_path: Path) -> None:
+def test_any_tree_is_saved_and_loaded_with_its_bits(tmp_path):
     params = make_state().params
     shapes = jax.eval_shape(lambda: {name: optimizer.init(params) for name, optimizer in OPTIMIZERS.items()})
     states = jax.tree.map(lambda leaf: np.arange(leaf.size).reshape(leaf.shape).astype(leaf.dtype), shapes)
@@ -88,7 +88,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_each_layout_loads_checkpoints_of_others(run_dir: Path) -> None:
+def test_each_layout_loads_checkpoints_of_others(run_dir):
     for step, name in enumerate(LAYOUTS):
         like = placed([*LAYOUTS][step - 2], 0)
         found = jn.load_checkpoint(run_dir / "checkpoints" / str(step), like)
@@ -111,7 +111,7 @@ print(jax.tree.structure(again) == jax.tree.structure(state), type(state["params
 
 
 @pytest.mark.slow
-def test_documented_recipe_reads_on_one_device_what_four_saved(run_dir: Path) -> None:
+def test_documented_recipe_reads_on_one_device_what_four_saved(run_dir):
     text = (shell.ROOT / "docs" / "records.md").read_text()
     (recipe,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "orbax" in block)
     code = recipe.replace("/abs/path/runs/…", str(run_dir)).replace("4000", str(len(LAYOUTS) - 1))
@@ -121,7 +121,7 @@ def test_documented_recipe_reads_on_one_device_what_four_saved(run_dir: Path) ->
     assert done.stdout.split() == ["True", "ndarray"]
 
 
-def test_plain_orbax_reads_both_kinds(run_dir: Path, tmp_path: Path) -> None:
+def test_plain_orbax_reads_both_kinds(run_dir, tmp_path):
     step = len(LAYOUTS) - 1
     state = make_state(step)
     jn.save_checkpoint(tmp_path / "state", state)
@@ -139,7 +139,7 @@ def test_plain_orbax_reads_both_kinds(run_dir: Path, tmp_path: Path) -> None:
 # --- errors ---
 
 
-def test_states_that_do_not_fit_are_named_in_one_line(run_dir: Path, tmp_path: Path) -> None:
+def test_states_that_do_not_fit_are_named_in_one_line(run_dir, tmp_path):
     jn.save_checkpoint(tmp_path / "state", state := make_state())
     for like, words in (
         (make_state(width=4), r"its opt_state.2.mean.bias is bfloat16 \[3\].*\[4\]"),
@@ -158,7 +158,7 @@ def test_states_that_do_not_fit_are_named_in_one_line(run_dir: Path, tmp_path: P
             assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
 
 
-def test_errors_name_the_path_and_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_path_and_the_fix(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
     jn.save_checkpoint(tmp_path / "state", {"w": np.ones(2)})
     before = jn.load_checkpoint(tmp_path / "state")
@@ -198,9 +198,7 @@ LOSSES = [5.0, 1.0, 3.0, 2.0, 4.0]
         ([None, None, None], {"keep_last": 1, "keep_best": 1}, [3], 3),
     ],
 )
-def test_last_and_best_are_kept_and_unmeasured_ones_are_never_best(
-    tmp_path: Path, losses: list[float | None], options: dict[str, Any], steps: list[int], best: int
-) -> None:
+def test_last_and_best_are_kept_and_unmeasured_ones_are_never_best(tmp_path, losses, options, steps, best):
     checkpoints = Checkpoints(tmp_path, monitor="test_loss", **options)
     assert checkpoints.best() is None
     state = TrainState(np.int32(0), {"w": np.zeros(2)}, {}, {}, np.int32(0))
@@ -211,7 +209,7 @@ def test_last_and_best_are_kept_and_unmeasured_ones_are_never_best(
         assert (opened.steps(), opened.best()) == (steps, best)
 
 
-def test_save_copies_before_its_buffers_are_donated(tmp_path: Path) -> None:
+def test_save_copies_before_its_buffers_are_donated(tmp_path):
     # Large enough that writing outlasts the updates that overwrite the buffers.
     size = 300_000
     update = jax.jit(lambda state: jax.tree.map(lambda leaf: leaf + 1, state), donate_argnums=0)
@@ -233,7 +231,7 @@ def test_save_copies_before_its_buffers_are_donated(tmp_path: Path) -> None:
 # --- weights ---
 
 
-def test_weights_keep_names_shapes_dtypes_and_bytes(tmp_path: Path) -> None:
+def test_weights_keep_names_shapes_dtypes_and_bytes(tmp_path):
     safetensors = pytest.importorskip("safetensors", reason="weights need jaxnn[safetensors]")
     sharding = jax.NamedSharding(jax.make_mesh((4,), ("data",)), P("data"))
     weights = {
@@ -253,7 +251,7 @@ def test_weights_keep_names_shapes_dtypes_and_bytes(tmp_path: Path) -> None:
         assert sorted(file.keys()) == ["Dense_0.bias", "Dense_0.kernel", "order", "scale", "table"]
 
 
-def test_what_is_no_weights_is_named(tmp_path: Path) -> None:
+def test_what_is_no_weights_is_named(tmp_path):
     save = pytest.importorskip("safetensors.numpy", reason="weights need jaxnn[safetensors]").save_file
     for wrong in ({"a.b": np.ones(1)}, [np.ones(1)], np.ones(1), {1: {"b": [np.ones(1)]}}):
         with pytest.raises(jn.ConfigError, match="weights must be arrays in dicts, whose keys have no dots"):

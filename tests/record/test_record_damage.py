@@ -63,9 +63,7 @@ DAMAGES: dict[str, tuple[Callable[[Lines], Lines], list[int], str]] = {
 
 
 @pytest.mark.parametrize(("damage", "left", "words"), DAMAGES.values(), ids=DAMAGES)
-def test_metrics_are_cut_where_their_damage_begins(
-    undamaged: Path, tmp_path: Path, damage: Callable[[Lines], Lines], left: list[int], words: str
-) -> None:
+def test_metrics_are_cut_where_their_damage_begins(undamaged, tmp_path, damage, left, words):
     whole, file = (undamaged / "metrics.jsonl").read_bytes(), tmp_path / "metrics.jsonl"
     file.write_bytes(found := b"".join(damage(whole.splitlines(keepends=True))))
     noted = {"lines": 4, "sha256": hashlib.sha256(whole).hexdigest()}
@@ -77,7 +75,7 @@ def test_metrics_are_cut_where_their_damage_begins(
     assert message.endswith(str(aside)) and aside.read_bytes() == found, "what could be repaired by hand was lost"
 
 
-def test_training_resumes_with_damaged_metrics(halved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_resumes_with_damaged_metrics(halved, capsys):
     lines = (halved / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (halved / "metrics.jsonl").write_bytes(b"".join([lines[0], *lines[2:]]))
     run = resume(halved, progress="plain")
@@ -87,7 +85,7 @@ def test_training_resumes_with_damaged_metrics(halved: Path, capsys: pytest.Capt
     assert message in " ".join(capsys.readouterr().out.split())
 
 
-def test_metrics_after_the_checkpoint_are_cut_silently(undamaged: Path, halved: Path) -> None:
+def test_metrics_after_the_checkpoint_are_cut_silently(undamaged, halved):
     with (halved / "metrics.jsonl").open("a") as file:
         file.write('{"step": 25, "train_loss": 7.0}\n{"st')
     resume(halved)
@@ -96,7 +94,7 @@ def test_metrics_after_the_checkpoint_are_cut_silently(undamaged: Path, halved: 
     assert tiny.read(halved)["resumed"][0]["damaged"] == [] and not list(halved.glob("metrics.damaged*"))
 
 
-def test_lines_without_their_member_are_damage(tmp_path: Path) -> None:
+def test_lines_without_their_member_are_damage(tmp_path):
     (path := tmp_path / "{sweep}").mkdir()
     lines = '{"step": 5, "member": 0}', '{"step": 5, "mdmber": 1}', '{"step": 5, "member": 7}'
     (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
@@ -111,7 +109,7 @@ def test_lines_without_their_member_are_damage(tmp_path: Path) -> None:
 # --- checkpoints ---
 
 
-def test_checkpoint_under_the_name_of_another_step_is_named_and_not_used(halved: Path) -> None:
+def test_checkpoint_under_the_name_of_another_step_is_named_and_not_used(halved):
     folder = halved / "checkpoints"
     shutil.copytree(folder / "20", folder / "30")
     (folder / "40").symlink_to(folder / "20")
@@ -123,7 +121,7 @@ def test_checkpoint_under_the_name_of_another_step_is_named_and_not_used(halved:
     assert resumed["step"] == 20 and ["state of step 20" in message for message in resumed["damaged"]] == [True] * 2
 
 
-def test_run_without_the_checkpoints_that_it_saved_is_refused(halved: Path) -> None:
+def test_run_without_the_checkpoints_that_it_saved_is_refused(halved):
     shutil.rmtree(halved / "checkpoints")
     before = contents(halved)
     with pytest.raises(RecordError, match="metrics up to step 20 but no checkpoint"):
@@ -131,7 +129,7 @@ def test_run_without_the_checkpoints_that_it_saved_is_refused(halved: Path) -> N
     assert contents(halved) == before
 
 
-def test_run_killed_before_its_first_checkpoint_starts_again(halved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_killed_before_its_first_checkpoint_starts_again(halved, capsys):
     shutil.rmtree(halved / "checkpoints")
     facts = tiny.read(halved)
     killed = {name: facts[name] for name in facts if name not in ("summary", "checkpoints")} | {"status": "running"}
@@ -161,9 +159,7 @@ NEEDED = {
 }
 
 
-def test_facts_that_are_missing_or_of_another_type_are_named(
-    halved: Path, sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_facts_that_are_missing_or_of_another_type_are_named(halved, sweep, tmp_path, capsys):
     for file, key in ((file, key) for file, keys in NEEDED.items() for key in keys.split()):
         path = (halved if file == "run.json" else sweep) / file
         text = path.read_text()
@@ -187,7 +183,7 @@ def test_facts_that_are_missing_or_of_another_type_are_named(
     assert "run.json cannot be read" in shell.fails(capsys, main, "show", halved)
 
 
-def test_curves_are_drawn_from_the_rest_of_a_record(halved: Path) -> None:
+def test_curves_are_drawn_from_the_rest_of_a_record(halved):
     (halved / "run.json").write_text(json.dumps({k: v for k, v in tiny.read(halved).items() if k != "data"}))
     for content in ((halved / "metrics.jsonl").read_bytes().replace(b"steps_per_second", b"steps-per-second", 1), b""):
         (halved / "metrics.jsonl").write_bytes(content)
@@ -195,7 +191,7 @@ def test_curves_are_drawn_from_the_rest_of_a_record(halved: Path) -> None:
         (halved / "curves.png").unlink()
 
 
-def test_damaged_options_are_named_by_resume(halved: Path) -> None:
+def test_damaged_options_are_named_by_resume(halved):
     facts = tiny.read(halved)
     options = {name: value for name, value in facts["options"].items() if name != "keep_last"}
     damages = [("steps_per_call", {"steps_per_call": value}) for value in (2.5, True, "8")]
@@ -205,9 +201,7 @@ def test_damaged_options_are_named_by_resume(halved: Path) -> None:
             resume(halved)
 
 
-def test_control_characters_of_a_record_are_escaped(
-    halved: Path, sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_of_a_record_are_escaped(halved, sweep, tmp_path, capsys):
     facts = tiny.read(halved)
     evil = "\x1b]0;mine\x07\x1b[2J\u202e"
     for holder, key in ((facts, "name"), (facts["config"], evil), (facts["devices"]["devices"][0], "kind")):
@@ -246,7 +240,7 @@ def failing(number: int) -> Any:
     return fail
 
 
-def test_files_that_do_not_fit_leave_the_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_do_not_fit_leave_the_old_ones(tmp_path, monkeypatch):
     with open_record(tmp_path) as record:
         record.report({"step": 1})
         record.write("run.json", {"status": "running"})
@@ -269,7 +263,7 @@ def state_of(num_bytes: int) -> TrainState:
     return TrainState(np.int32(0), {"w": np.zeros(num_bytes // 4, np.float32)}, {}, {}, np.uint32(7))
 
 
-def test_paths_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+def test_paths_that_cannot_be_written_are_named(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(RecordError, match=r"could not be written to .*run/checkpoints \(Not a directory\)"):
         Checkpoints(tmp_path / "run" / "checkpoints").save(1, state_of(8), {})
@@ -281,9 +275,7 @@ def test_paths_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     assert (tmp_path / "run").read_text() == ""
 
 
-def test_states_that_cannot_fit_are_refused_before_they_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_that_cannot_fit_are_refused_before_they_are_written(tmp_path, monkeypatch):
     def leave(num_bytes: int, blocks: int = 9) -> None:
         disk = types.SimpleNamespace(f_bavail=num_bytes, f_frsize=1, f_blocks=blocks)
         monkeypatch.setattr(os, "statvfs", lambda path: disk)
@@ -320,7 +312,7 @@ def iterate(path: Path) -> Any:
     return iter(jn.iterate(tiny.experiment(), run_dir=path, **tiny.HOW))
 
 
-def test_unwritable_last_checkpoint_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_last_checkpoint_fails_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(Checkpoints, "close", refuse)
     reports = iterate(tmp_path / "left")
     next(reports)
@@ -335,7 +327,7 @@ def test_unwritable_last_checkpoint_fails_the_run(tmp_path: Path, monkeypatch: p
         assert (path / "compiles.json").is_file()
 
 
-def test_first_error_is_raised_and_not_a_later_one_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_error_is_raised_and_not_a_later_one_of_the_disk(tmp_path, monkeypatch):
     def fail(record: Record, *lines: Any) -> None:
         monkeypatch.setattr(Record, "write", refuse)
         raise ZeroDivisionError("of the user's code")

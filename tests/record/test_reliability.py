@@ -4,9 +4,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +24,7 @@ EXCEPTIONS = {"data/_grain.py": {"import cloudpickle"}} | dict.fromkeys(
 )
 
 
-def test_no_module_of_jaxnn_executes_what_it_loads() -> None:
+def test_no_module_of_jaxnn_executes_what_it_loads():
     for source in ("import pickle", "x = eval(text)", "a.extractall(b)", "np.load(path)", "    from torch import load"):
         assert UNSAFE.search(source), source
     for source in ("jax.eval_shape(f)", "re.compile(x)", "np.load(path, allow_pickle=False)", "a.extractfile(b)"):
@@ -61,7 +58,7 @@ print(next(loop).step)
 
 
 @pytest.mark.slow
-def test_loading_unpickles_nothing_and_a_loop_left_open_at_exit_completes_its_record(tmp_path: Path) -> None:
+def test_loading_unpickles_nothing_and_a_loop_left_open_at_exit_completes_its_record(tmp_path):
     tiny.fit(tiny.experiment(), tmp_path / "run")
     jn.save_checkpoint(tmp_path / "state", {"w": np.ones(3)})
     done = shell.python("-c", WATCHED, tmp_path)
@@ -85,7 +82,7 @@ def benchmark(script: str, *words: object) -> str:
 
 
 @pytest.mark.slow
-def test_killed_run_loses_nothing() -> None:
+def test_killed_run_loses_nothing():
     output = benchmark("torture.py", "kills", "--num-kills", 6, "--num-steps", 600)
     for words, least in (
         ("kills", 6),
@@ -107,12 +104,12 @@ def test_killed_run_loses_nothing() -> None:
         (("soak.py", "--num-steps", 2_000, *CADENCES), "100 reports, 50 evaluations, 100 checkpoints", 1),
     ],
 )
-def test_damaged_runs_resume_and_long_ones_do_not_grow(words: Sequence[Any], result: str, times: int) -> None:
+def test_damaged_runs_resume_and_long_ones_do_not_grow(words, result, times):
     assert benchmark(*words).count(result) == times
 
 
 @pytest.mark.slow
-def test_run_on_a_full_disk_ends_and_resumes() -> None:
+def test_run_on_a_full_disk_ends_and_resumes():
     command = ["unshare", "--user", "--map-root-user", "--mount", "true"]
     if shutil.which("unshare") is None or subprocess.run(command, capture_output=True).returncode != 0:
         pytest.skip("no file system can be mounted here: `unshare --user --map-root-user --mount` is not permitted")

@@ -43,7 +43,7 @@ def write_run(path: Path, **changes: Any) -> Path:
 # --- files ---
 
 
-def test_json_has_nan_and_infinities_by_name(tmp_path: Path) -> None:
+def test_json_has_nan_and_infinities_by_name(tmp_path):
     with open_record(tmp_path) as opened:
         opened.report({"step": 1, "train_loss": math.nan, "test_loss": -math.inf, "rate": np.float32(0.5)})
     (text,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -56,7 +56,7 @@ def test_json_has_nan_and_infinities_by_name(tmp_path: Path) -> None:
     assert json.dumps(plain) == '{"a": [1, 2, true, null, true, "x/y"], "3": [0.5]}'
 
 
-def test_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+def test_reader_sees_the_old_file_or_the_new_one(tmp_path):
     file = tmp_path / "run.json"
     write_json(file, {"status": "running"})
     with file.open() as reader:
@@ -65,7 +65,7 @@ def test_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     assert json.loads(file.read_text()) == {"status": "finished"}
 
 
-def test_torn_last_line_is_dropped_and_damaged_ones_are_named(tmp_path: Path) -> None:
+def test_torn_last_line_is_dropped_and_damaged_ones_are_named(tmp_path):
     assert record.read_metrics(tmp_path) == []
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"step": 3, "train_l')
     assert [line["step"] for line in record.read_metrics(tmp_path)] == [1, 2]
@@ -86,7 +86,7 @@ def test_torn_last_line_is_dropped_and_damaged_ones_are_named(tmp_path: Path) ->
 BUSY = r"another process is writing the run directory .*: wait for it, or choose another --run-dir\."
 
 
-def test_second_writer_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_second_writer_is_refused_and_changes_nothing(tmp_path):
     path, points, short = tmp_path / "run", jn.grid(seed=[0, 1]), tiny.experiment(num_steps=5)
     tiny.fit(short, path)
     jn.sweep(short, points, run_dir=tmp_path / "sweep", vmap_size=2, devices=1, **tiny.HOW)
@@ -109,9 +109,7 @@ def test_second_writer_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     assert not is_locked(path), "the lock was not released after an error"
 
 
-def test_directory_taken_just_before_the_lock_is_not_overwritten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_taken_just_before_the_lock_is_not_overwritten(tmp_path, monkeypatch):
     lock = fcntl.flock
 
     def late(file: Any, kind: int) -> None:
@@ -128,7 +126,7 @@ def test_directory_taken_just_before_the_lock_is_not_overwritten(
 # --- the directory ---
 
 
-def test_occupied_directory_is_refused_and_an_empty_one_taken(tmp_path: Path) -> None:
+def test_occupied_directory_is_refused_and_an_empty_one_taken(tmp_path):
     assert record.create_run_dir(tmp_path) == tmp_path
     assert record.create_run_dir(tmp_path / "a" / "b").is_dir()
     paths = {record.new_run_dir("tiny", tmp_path) for _ in range(3)}
@@ -150,7 +148,7 @@ def test_occupied_directory_is_refused_and_an_empty_one_taken(tmp_path: Path) ->
             record.create_run_dir(taken)
 
 
-def test_run_ends_if_its_directory_disappears(tmp_path: Path) -> None:
+def test_run_ends_if_its_directory_disappears(tmp_path):
     path = tmp_path / "run"
     with pytest.raises(RecordError, match="removed or renamed"):
         for report in jn.iterate(tiny.experiment(), run_dir=path, checkpoint_every=0, **tiny.HOW):
@@ -164,7 +162,7 @@ def test_run_ends_if_its_directory_disappears(tmp_path: Path) -> None:
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_impossible_names_of_directories_are_named(tmp_path: Path) -> None:
+def test_impossible_names_of_directories_are_named(tmp_path):
     for name in ("x" * 256, "x/" * 3000, "\udcff", "\ud800", "nul\0"):
         for option in ("run_dir", "resume"):
             with pytest.raises(RecordError, match="cannot be a run directory") as caught:
@@ -175,7 +173,7 @@ def test_impossible_names_of_directories_are_named(tmp_path: Path) -> None:
 # --- reading ---
 
 
-def test_records_are_found_oldest_first_and_a_sweep_stands_for_its_runs(tmp_path: Path) -> None:
+def test_records_are_found_oldest_first_and_a_sweep_stands_for_its_runs(tmp_path):
     write_run(tmp_path / "b", started="2026-01-01T00:00:00+0000")
     write_run(tmp_path / "deep" / "er" / "a", started="2026-01-03T00:00:00+0000")
     late, early = tmp_path / "late", tmp_path / "c"
@@ -191,14 +189,14 @@ def test_records_are_found_oldest_first_and_a_sweep_stands_for_its_runs(tmp_path
     assert record.find_records(tmp_path / "nowhere") == []
 
 
-def test_run_that_was_killed_reads_as_interrupted(tmp_path: Path) -> None:
+def test_run_that_was_killed_reads_as_interrupted(tmp_path):
     path = write_run(tmp_path / "run", status="running")
     with open_record(path):
         assert record.read_run(path)["status"] == "running"
     assert record.read_run(path)["status"] == "interrupted"
 
 
-def test_damaged_and_missing_records_are_named_in_one_line(tmp_path: Path) -> None:
+def test_damaged_and_missing_records_are_named_in_one_line(tmp_path):
     for missing in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(RecordError, match="holds no run"):
             record.read_run(missing)
@@ -212,7 +210,7 @@ def test_damaged_and_missing_records_are_named_in_one_line(tmp_path: Path) -> No
 # --- curves ---
 
 
-def test_curves_show_every_split_of_every_metric(tmp_path: Path) -> None:
+def test_curves_show_every_split_of_every_metric(tmp_path):
     lines = [
         {"step": step, "train_loss": 1.0 / step, "steps_per_second": 100.0, "examples_per_second": 800.0}
         for step in range(1, 7)
@@ -260,7 +258,7 @@ class Unrecordable:
     activation: Any = np.tanh
 
 
-def test_config_survives_its_record(tmp_path: Path) -> None:
+def test_config_survives_its_record(tmp_path):
     for config in (
         Config(),
         Config(batch_size=1, rate=1e-30, shape=((3, 4), (5, 6)), inner=Inner(7, ())),
@@ -275,7 +273,7 @@ def test_config_survives_its_record(tmp_path: Path) -> None:
     assert record.config_from_json(record.config_json(config), Config(optional=Inner())) == config
 
 
-def test_fields_that_do_not_fit_are_named() -> None:
+def test_fields_that_do_not_fit_are_named():
     for call, words in (
         (lambda: record.config_json(Unrecordable()), "'activation' holds <ufunc 'tanh'>.*build the object"),
         (lambda: record.config_from_json({"momentum": 0.9}, Config()), "'momentum', which this experiment lacks"),
@@ -291,7 +289,7 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_git_state_is_none_then_clean_then_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_state_is_none_then_clean_then_dirty(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert record.git_state(tmp_path) is None
     git(tmp_path, "init", "-q")
@@ -309,7 +307,7 @@ def test_git_state_is_none_then_clean_then_dirty(tmp_path: Path, monkeypatch: py
     assert record.git_state(tmp_path) is None, "without git"
 
 
-def test_fingerprint_of_data_changes_with_one_pixel_label_or_split() -> None:
+def test_fingerprint_of_data_changes_with_one_pixel_label_or_split():
     images, labels = np.zeros((6, 4, 4, 1), np.uint8), np.arange(6) % 2
     changed, relabelled = images.copy(), labels.copy()
     changed[5, 3, 3, 0], relabelled[2] = 1, 1

@@ -1,7 +1,6 @@
 """Models as files: equal to the run's predictions for any batch size, and used without jaxnn."""
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -60,9 +59,7 @@ assert not {"jaxnn", "flax", "optax"} & set(sys.modules)
 """
 
 
-def test_models_with_a_symbolic_batch_predict_as_the_run_and_need_jax_alone(
-    runs: dict[str, jn.Run], tmp_path: Path
-) -> None:
+def test_models_with_a_symbolic_batch_predict_as_the_run_and_need_jax_alone(runs, tmp_path):
     for name, run in runs.items():
         run.export(tmp_path / f"{name}.stablehlo")
         np.savez(tmp_path / f"{name}.npz", inputs=MODELS[name][1], outputs=run.predict(MODELS[name][1]))
@@ -70,7 +67,7 @@ def test_models_with_a_symbolic_batch_predict_as_the_run_and_need_jax_alone(
     assert (done.stdout.split(), done.returncode) == (sorted(MODELS), 0), done.stderr
 
 
-def test_one_file_has_several_platforms_and_a_given_batch(runs: dict[str, jn.Run], tmp_path: Path) -> None:
+def test_one_file_has_several_platforms_and_a_given_batch(runs, tmp_path):
     path = runs["cnn"].export(tmp_path / "cnn.stablehlo", batch=5, platforms=("cpu", "cuda", "tpu"))
     exported = jax.export.deserialize(bytearray(path.read_bytes()))
     assert exported.platforms == ("cpu", "cuda", "tpu") and exported.in_avals[0].shape == (5, 8, 8, 1)
@@ -79,7 +76,7 @@ def test_one_file_has_several_platforms_and_a_given_batch(runs: dict[str, jn.Run
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_onnx_runtime_predicts_as_the_run(name: str, runs: dict[str, jn.Run], tmp_path: Path) -> None:
+def test_onnx_runtime_predicts_as_the_run(name, runs, tmp_path):
     pytest.importorskip("jax2onnx", reason="ONNX files need jaxnn[onnx]")
     onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX files need jaxnn[onnx]")
     session = onnxruntime.InferenceSession(str(runs[name].export(tmp_path / "model.onnx")))
@@ -89,7 +86,7 @@ def test_onnx_runtime_predicts_as_the_run(name: str, runs: dict[str, jn.Run], tm
         np.testing.assert_allclose(outputs, runs[name].predict(inputs[:count]), rtol=1e-4, atol=1e-5)
 
 
-def test_what_onnx_lacks_is_named(tmp_path: Path) -> None:
+def test_what_onnx_lacks_is_named(tmp_path):
     pytest.importorskip("jax2onnx", reason="ONNX files need jaxnn[onnx]")
     model = tiny.init, lambda params, inputs: tiny.apply(params, jax.pure_callback(np.negative, inputs, inputs))
     run = tiny.fit(tiny.experiment(model=model, num_steps=1))
@@ -98,7 +95,7 @@ def test_what_onnx_lacks_is_named(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_wrong_exports_are_named(runs: dict[str, jn.Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_exports_are_named(runs, tmp_path, monkeypatch):
     run = runs["cnn"]
     for name, options, words in (
         ("model.pt", {}, "no suffix of a format to export to: .*'.onnx', '.safetensors', '.stablehlo'"),
@@ -114,7 +111,7 @@ def test_wrong_exports_are_named(runs: dict[str, jn.Run], tmp_path: Path, monkey
     assert not any(tmp_path.iterdir())
 
 
-def test_variables_are_those_that_are_evaluated(runs: dict[str, jn.Run], tmp_path: Path) -> None:
+def test_variables_are_those_that_are_evaluated(runs, tmp_path):
     safetensors = pytest.importorskip("safetensors", reason="weights need jaxnn[safetensors]")
     run = runs["cnn"]
     path = run.export(tmp_path / "cnn.safetensors")

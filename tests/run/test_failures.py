@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import os
 import signal
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ def saved(run_dir: Path) -> list[int]:
     return sorted(int(path.name) for path in (run_dir / "checkpoints").iterdir())
 
 
-def test_nonfinite_loss_ends_fit_and_iterate_and_names_the_step(tmp_path: Path) -> None:
+def test_nonfinite_loss_ends_fit_and_iterate_and_names_the_step(tmp_path):
     path, steps = tmp_path / "run", []
     words = "loss is no longer finite at step 23 of 40.* checkpoint is that of step 20"
     with pytest.raises(TrainingError, match=words):
@@ -85,9 +84,7 @@ def infinite(bad_step: int) -> jn.Experiment[tiny.Config]:
         (infinite(13), "at step 13 of 20: .* of step 10"),
     ],
 )
-def test_parameters_of_a_diverged_run_are_not_saved_even_if_they_are_finite(
-    experiment: Any, words: str, tmp_path: Path
-) -> None:
+def test_parameters_of_a_diverged_run_are_not_saved_even_if_they_are_finite(experiment, words, tmp_path):
     with pytest.raises(TrainingError, match=words):
         tiny.fit(experiment, tmp_path / "run", checkpoint_every=10)
     assert saved(tmp_path / "run") == [10] and tiny.read(tmp_path / "run")["status"] == "diverged"
@@ -106,9 +103,7 @@ ENDS = [(fail, ZeroDivisionError, "failed"), (interrupt_twice, KeyboardInterrupt
 
 
 @pytest.mark.parametrize(("action", "error", "status"), ENDS)
-def test_exception_in_user_code_and_second_signal_end_a_run_at_once(
-    whole: jn.Run, tmp_path: Path, action: Callable[[], None], error: type[BaseException], status: str
-) -> None:
+def test_exception_in_user_code_and_second_signal_end_a_run_at_once(whole, tmp_path, action, error, status):
     path = tmp_path / "run"
     with pytest.raises(error):
         tiny.fit(acting(15, action), path, resident=False, checkpoint_every=5)
@@ -120,9 +115,7 @@ def test_exception_in_user_code_and_second_signal_end_a_run_at_once(
     chex.assert_trees_all_equal(resumed.state.params, whole.state.params)
 
 
-def test_first_signal_ends_the_window_and_saves(
-    whole: jn.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_first_signal_ends_the_window_and_saves(whole, tmp_path, capsys):
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     run = tiny.fit(acting(7, lambda: os.kill(os.getpid(), signal.SIGTERM)), tmp_path / "run", resident=False)
     assert "stopping after the current window" in capsys.readouterr().err
@@ -136,9 +129,7 @@ def test_first_signal_ends_the_window_and_saves(
     chex.assert_trees_all_equal(resumed.state.params, whole.state.params)
 
 
-def test_interrupted_script_exits_with_75_if_it_can_be_resumed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interrupted_script_exits_with_75_if_it_can_be_resumed(tmp_path, capsys):
     main = functools.partial(jn.main, acting(7, lambda: os.kill(os.getpid(), signal.SIGINT)))
     flags = "--steps-per-call 5 --report-every 5 --eval-every 10 --resident False --progress none".split()
     for checkpoint_every, status in (("None", 75), ("0", 130)):
@@ -149,7 +140,7 @@ def test_interrupted_script_exits_with_75_if_it_can_be_resumed(
         assert (path / "checkpoints" / "10").is_dir() == (status == 75)
 
 
-def test_an_interrupted_run_ends_the_sweep_that_was_to_start_from_it(tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_the_sweep_that_was_to_start_from_it(tmp_path):
     inner = acting(15, lambda: signal.raise_signal(signal.SIGINT))
     outer = dataclasses.replace(tiny.experiment(), params=lambda config: tiny.fit(inner, resident=False).state)
     with pytest.raises(KeyboardInterrupt):
@@ -157,7 +148,7 @@ def test_an_interrupted_run_ends_the_sweep_that_was_to_start_from_it(tmp_path: P
     assert not (tmp_path / "sweep").exists()
 
 
-def test_interruption_restores_handlers_and_works_in_threads() -> None:
+def test_interruption_restores_handlers_and_works_in_threads():
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with interruptible() as interruption, interruption.finishing("the window"):
         assert interruption.signum is None
@@ -197,9 +188,7 @@ SCRIPTS = [
 ]
 
 
-def test_signal_before_the_first_step_leaves_nothing(
-    whole: jn.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_signal_before_the_first_step_leaves_nothing(whole, tmp_path, capsys):
     points, before = jn.grid(seed=[0, 1]), contents(whole.dir)
     for signum in (signal.SIGINT, signal.SIGTERM):
         handler = signal.getsignal(signum)

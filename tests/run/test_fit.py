@@ -1,7 +1,6 @@
 """``fit``, ``train`` and ``iterate`` compute the same numbers as a loop written by hand, for every way to run."""
 
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import chex
@@ -39,7 +38,7 @@ class Dropped(linen.Module):
         return jn.nn.Dense(3, kernel_init=linen.initializers.ones)(jn.nn.Dropout(0.5)(inputs, train=train))
 
 
-def test_fit_equals_a_loop_by_hand_with_its_dropout_and_evaluates_averaged_parameters() -> None:
+def test_fit_equals_a_loop_by_hand_with_its_dropout_and_evaluates_averaged_parameters():
     averaging = lambda config: jn.optim.with_ema(optax.sgd(0.5), 0.9)  # noqa: E731
     experiment = tiny.experiment(model=Dropped(), optimizer=averaging)
     run, (state, metrics) = tiny.fit(experiment), by_hand(experiment)
@@ -67,7 +66,7 @@ def measured(run: jn.Run, inputs: np.ndarray, labels: np.ndarray) -> dict[str, f
     return {"loss": float(loss.mean()), "accuracy": float((logits.argmax(axis=1) == labels).mean())}
 
 
-def test_evaluation_is_exact_and_how_a_run_is_computed_changes_no_bit(whole: jn.Run) -> None:
+def test_evaluation_is_exact_and_how_a_run_is_computed_changes_no_bit(whole):
     # 23 test examples: batches of 7 leave a tail of 2.
     batched = tiny.fit(tiny.experiment(), eval_batch_size=7, steps_per_call=1)
     for split, points in (("test", tiny.points(23, 1)), ("train", tiny.points(37))):
@@ -81,14 +80,14 @@ def test_evaluation_is_exact_and_how_a_run_is_computed_changes_no_bit(whole: jn.
         chex.assert_trees_all_equal(other.state._replace(key=None), whole.state._replace(key=None))
 
 
-def test_validation_split_replaces_test_during_training() -> None:
+def test_validation_split_replaces_test_during_training():
     data = jn.data.arrays(tiny.points(37), test=tiny.points(23, 1), validation=tiny.points(23, 2))
     run = tiny.fit(tiny.experiment(data=data, num_steps=5))
     assert "validation_loss" in run.metrics and "test_loss" not in run.metrics
     assert run.evaluate("test")["loss"] != run.evaluate("validation")["loss"]
 
 
-def test_augmentation_differs_by_step_and_repeats_by_run() -> None:
+def test_augmentation_differs_by_step_and_repeats_by_run():
     def noisy(key: jax.Array, batch: jn.Batch) -> jn.Batch:
         return batch._replace(inputs=batch.inputs + jax.random.uniform(key, batch.inputs.shape[1:])[None])
 
@@ -100,7 +99,7 @@ def test_augmentation_differs_by_step_and_repeats_by_run() -> None:
     np.testing.assert_array_equal(tiny.fit(experiment, report_every=1, steps_per_call=1).metrics["train_loss"], first)
 
 
-def test_nothing_is_compiled_after_the_first_window_and_the_ledger_has_the_causes(tmp_path: Path) -> None:
+def test_nothing_is_compiled_after_the_first_window_and_the_ledger_has_the_causes(tmp_path):
     events: list[Any] = []
 
     class Spy:
@@ -135,7 +134,7 @@ def test_nothing_is_compiled_after_the_first_window_and_the_ledger_has_the_cause
 
 # For steps that are surely short, a single one need not be measured.
 @pytest.mark.parametrize("resident", [True, False])
-def test_steps_per_call_are_chosen_by_measuring(whole: jn.Run, resident: bool, tmp_path: Path) -> None:
+def test_steps_per_call_are_chosen_by_measuring(whole, resident, tmp_path):
     chosen = tiny.fit(tiny.experiment(), tmp_path / "run", steps_per_call=None, report_every=10, resident=resident)
     facts = tiny.read(chosen.dir)
     measured = {int(steps): seconds for steps, seconds in facts["seconds_per_step_measured"].items()}
@@ -145,7 +144,7 @@ def test_steps_per_call_are_chosen_by_measuring(whole: jn.Run, resident: bool, t
     chex.assert_trees_all_equal(chosen.state.params, whole.state.params)  # measuring trained nothing
 
 
-def test_train_classifies_labels() -> None:
+def test_train_classifies_labels():
     how = {**tiny.HOW, "record": False, "batch_size": 8, "num_epochs": 2.5}
     run = jn.train(tiny.MODEL, optax.sgd(0.1, momentum=0.9), tiny.points(37), **how)
     # 37 // 8 = 4 steps an epoch, 2.5 epochs: 10 steps.
@@ -154,7 +153,7 @@ def test_train_classifies_labels() -> None:
     assert run.evaluate("train")["accuracy"] > 0.5
 
 
-def test_train_regresses_floats() -> None:
+def test_train_regresses_floats():
     inputs, _ = tiny.points(40)
     targets = inputs @ np.array([[1.0], [-2.0], [0.5]], np.float32) + 3.0
     model = (lambda key, inputs: {"w": jnp.zeros((3, 1)), "b": jnp.zeros((1, 1))}, lambda p, x: x @ p["w"] + p["b"])
@@ -168,7 +167,7 @@ def test_train_regresses_floats() -> None:
 # --- iterate ---
 
 
-def test_reports_states_and_parameters_equal_those_of_fit(whole: jn.Run) -> None:
+def test_reports_states_and_parameters_equal_those_of_fit(whole):
     iteration = jn.iterate(whole.experiment, record=False, **tiny.HOW)
     reports, states = [], []
     for report in iteration:
@@ -188,9 +187,7 @@ def test_reports_states_and_parameters_equal_those_of_fit(whole: jn.Run) -> None
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
-def test_leaving_the_loop_saves_and_can_be_resumed(
-    whole: jn.Run, tmp_path: Path, error: type[BaseException] | None
-) -> None:
+def test_leaving_the_loop_saves_and_can_be_resumed(whole, tmp_path, error):
     path = tmp_path / "run"
     iteration = jn.iterate(whole.experiment, run_dir=path, **tiny.HOW, checkpoint_every=10)
     with pytest.raises(error) if error else contextlib.nullcontext():
@@ -210,7 +207,7 @@ def test_leaving_the_loop_saves_and_can_be_resumed(
     np.testing.assert_array_equal(resumed.metrics["train_loss"], whole.metrics["train_loss"])
 
 
-def test_leaving_the_loop_after_its_last_window_is_finished(tmp_path: Path) -> None:
+def test_leaving_the_loop_after_its_last_window_is_finished(tmp_path):
     iteration = jn.iterate(tiny.experiment(num_steps=5), run_dir=tmp_path / "run", **tiny.HOW)
     for _ in iteration:
         break

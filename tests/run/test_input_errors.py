@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -69,9 +68,7 @@ EXPERIMENTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("words", "parts"), EXPERIMENTS)
-def test_bad_experiments_from_python_and_the_shell(
-    words: str, parts: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_experiments_from_python_and_the_shell(words, parts, tmp_path, capsys):
     experiment = tiny.experiment(**parts)
     if callable(make := parts.get("data")):
         experiment = dataclasses.replace(experiment, data=lambda config: make())
@@ -158,20 +155,20 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
 ]
 
 
-def test_bad_calls() -> None:
+def test_bad_calls():
     for call, given, words in CALLS:
         with pytest.raises((jn.ConfigError, jn.DataError)) as caught:
             call(**given)
         assert re.search(words, str(caught.value)) and "\n" not in str(caught.value), str(caught.value)
 
 
-def test_convertible_config_values_are_accepted() -> None:
+def test_convertible_config_values_are_accepted():
     given: list[dict[str, Any]] = [{"rate": 1}, {"rate": np.float32(0.5)}, {"limit": 3}, {"widths": [4, 5]}]
     for fields in (*given, {"batch_size": np.int64(4)}):
         check_config(Typed(**fields))
 
 
-def test_one_hot_and_integer_targets_are_regressed_if_asked() -> None:
+def test_one_hot_and_integer_targets_are_regressed_if_asked():
     with pytest.raises(jn.DataError, match=r"targets of train are float32 .*argmax\(axis=-1\)"):
         jn.data.arrays((INPUTS, np.eye(3)[LABELS]), class_names=("a", "b", "c"))
     task = jn.tasks.regression(tiny.MODEL)

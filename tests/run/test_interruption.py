@@ -32,7 +32,7 @@ def num_reports(path: Path) -> int:
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def test_killed_and_interrupted_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
+def test_killed_and_interrupted_run_equals_an_undisturbed_one(tmp_path):
     path, undisturbed, draw = tmp_path / "run", tmp_path / "undisturbed", random.Random(0)
 
     def run(path: Path, until: Callable[[], bool] = lambda: False, signum: int = 0) -> tuple[int, str]:
@@ -97,14 +97,14 @@ def interrupted(folder: Path, flags: list[str], wait_for: str, *pauses: float, d
         return done.status, time.monotonic() - sent, done.err
 
 
-def test_signal_during_a_long_compilation_ends_a_script_at_once(tmp_path: Path) -> None:
+def test_signal_during_a_long_compilation_ends_a_script_at_once(tmp_path):
     flags = ["--run-dir", str(tmp_path / "run")]
     status, seconds, errors = interrupted(tmp_path, flags, "compiling the program", 0.5, depth=1_000)
     assert (status, errors.count("\n")) == (130, 1) and errors.startswith("interrupted before"), errors
     assert seconds < 10 and not (tmp_path / "run").exists()
 
 
-def test_second_signal_ends_a_script_at_once_while_a_call_is_computed(tmp_path: Path) -> None:
+def test_second_signal_ends_a_script_at_once_while_a_call_is_computed(tmp_path):
     flags = ["--no-record", "--steps-per-call", "1000", "--report-every", "1000", "--eval-every", "0"]
     status, seconds, errors = interrupted(tmp_path, flags, "steps per call", 5.0, 1.0, loops=100_000)
     assert status == 130 and "Traceback" not in errors and seconds < 10, errors
@@ -127,7 +127,7 @@ print("still here")
 """
 
 
-def test_signal_during_the_import_of_jaxnn_ends_a_script(tmp_path: Path) -> None:
+def test_signal_during_the_import_of_jaxnn_ends_a_script(tmp_path):
     # A stand-in for JAX's modules, which take seconds to import.
     (tmp_path / "optax.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
     done = shell.python("-c", "import jaxnn; jaxnn.fit", PYTHONPATH=f"{tmp_path}{os.pathsep}{shell.ROOT}")
@@ -136,7 +136,7 @@ def test_signal_during_the_import_of_jaxnn_ends_a_script(tmp_path: Path) -> None
     assert (done.returncode, done.stdout) == (130, "") and "interrupted while importing jaxnn" in done.stderr
 
 
-def test_closed_standard_output_stops_a_run_and_a_sweep_after_their_window(tmp_path: Path) -> None:
+def test_closed_standard_output_stops_a_run_and_a_sweep_after_their_window(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW.format(depth=0, loops=0))
     flags = "--no-record --progress plain --steps-per-call 100 --report-every 100"
     lines = [

@@ -32,7 +32,7 @@ def spying() -> Mock:
     return Mock(spec=("open", "write", "media", "close"))
 
 
-def test_probes_are_recorded_and_reach_writers(tmp_path: Path) -> None:
+def test_probes_are_recorded_and_reach_writers(tmp_path):
     spy = spying()
     how = {"probes": (samples,), "writers": (spy,), "monitor": "samples/accuracy", "patience": 1}
     run = tiny.fit(tiny.experiment(), tmp_path / "run", **how)
@@ -57,7 +57,7 @@ def test_probes_are_recorded_and_reach_writers(tmp_path: Path) -> None:
     assert [spy.method_calls[index][0] for index in (0, -1)] == ["open", "close"]
 
 
-def test_pictures_in_a_grid_are_drawn_in_rows_and_columns() -> None:
+def test_pictures_in_a_grid_are_drawn_in_rows_and_columns():
     drawn = draw_picture(np.stack([SPOTS, SPOTS.T, SPOTS.T, 0 * SPOTS]).reshape(2, 2, 2, 2, 1))
     first, second, black = (
         np.pad(pixels, 1) for pixels in ([[0, 128], [255, 255]], [[0, 255], [128, 255]], [[0, 0]] * 2)
@@ -72,13 +72,13 @@ def test_pictures_in_a_grid_are_drawn_in_rows_and_columns() -> None:
         (lambda run: {"part": object}, "mine/part is no number, picture"),
     ],
 )
-def test_probes_that_fail_are_named(tmp_path: Path, probe: Any, words: str) -> None:
+def test_probes_that_fail_are_named(tmp_path, probe, words):
     with pytest.raises(jn.TrainingError, match=words):
         tiny.fit(tiny.experiment(), tmp_path / "run", probes={"mine": probe})
     assert tiny.read(tmp_path / "run")["status"] == "failed"
 
 
-def test_sweep_opens_writers_and_reports_norms(tmp_path: Path) -> None:
+def test_sweep_opens_writers_and_reports_norms(tmp_path):
     spy, rates = spying(), [0.125, 0.25]
     experiment = tiny.experiment(optimizer=lambda config: jn.optim.with_norms(optax.sgd(config.learning_rate)))
     how = {**tiny.HOW, "vmap_size": 2, "devices": 1, "run_dir": tmp_path / "sweep", "writers": (spy,)}
@@ -94,7 +94,7 @@ def test_sweep_opens_writers_and_reports_norms(tmp_path: Path) -> None:
     assert sweep.lines[-1]["train_param_norm"] == pytest.approx(norm, rel=0.1)
 
 
-def test_missing_writers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_writers_are_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(jn.ConfigError, match=r'writer wandb needs wandb.*: pip install "jaxnn\[wandb\]"\.$'):
         jn.RunOptions(writers=("wandb",))
@@ -124,7 +124,7 @@ def sweep_seeds(path: Path, writer: Any) -> None:
 
 
 @pytest.mark.slow
-def test_tensorboard_continues_its_events(tmp_path: Path) -> None:
+def test_tensorboard_continues_its_events(tmp_path):
     needs("tensorboardX", "tensorboard")
     needs("tensorboard.backend.event_processing.event_accumulator", "tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -143,7 +143,7 @@ def test_tensorboard_continues_its_events(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_wandb_continues_its_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_continues_its_run_offline(tmp_path, monkeypatch):
     needs("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -173,7 +173,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_mlflow_continues_its_run_and_nests_members(tmp_path: Path, server: str) -> None:
+def test_mlflow_continues_its_run_and_nests_members(tmp_path, server):
     from mlflow import MlflowClient
 
     client = MlflowClient(server)

@@ -42,7 +42,7 @@ class Normalized(linen.Module):
         return jn.nn.Dense(3, kernel_init=linen.initializers.ones)(normalized)
 
 
-def test_every_part_of_a_state_is_restored_bitwise(tmp_path: Path) -> None:
+def test_every_part_of_a_state_is_restored_bitwise(tmp_path):
     # Batch statistics, dropout, augmentation, a schedule, two moments and an average of the parameters.
     def augment(key: jax.Array, batch: jn.Batch) -> jn.Batch:
         return batch._replace(inputs=batch.inputs * jax.random.bernoulli(key, 0.5, batch.inputs.shape))
@@ -64,7 +64,7 @@ def test_every_part_of_a_state_is_restored_bitwise(tmp_path: Path) -> None:
     chex.assert_trees_all_equal(*states)
 
 
-def test_finished_run_is_loaded_also_without_its_last_metrics(whole: jn.Run, tmp_path: Path) -> None:
+def test_finished_run_is_loaded_also_without_its_last_metrics(whole, tmp_path):
     shorter, before = shutil.copytree(whole.dir, tmp_path / "run"), contents(whole.dir)
     (shorter / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in tiny.lines(shorter)[:-1]))
     for path in (shorter, whole.dir):
@@ -75,7 +75,7 @@ def test_finished_run_is_loaded_also_without_its_last_metrics(whole: jn.Run, tmp
     assert run.summary.step == 20 and contents(whole.dir) == before
 
 
-def test_patience_saves_the_best_state_and_a_run_that_stopped_early_is_loaded(tmp_path: Path) -> None:
+def test_patience_saves_the_best_state_and_a_run_that_stopped_early_is_loaded(tmp_path):
     # The loss falls to the end; the accuracy stops rising before.
     experiment, options = tiny.experiment(num_steps=60), {"eval_every": 5, "patience": 2}
     assert tiny.fit(experiment, **options).summary.status == "finished"
@@ -93,7 +93,7 @@ def test_patience_saves_the_best_state_and_a_run_that_stopped_early_is_loaded(tm
     assert tiny.fit(experiment, resume=stopped.dir, patience=None).summary.status == "finished"
 
 
-def test_record_gets_facts_of_the_resume(half: Path, whole: jn.Run) -> None:
+def test_record_gets_facts_of_the_resume(half, whole):
     exported = {"member": 3, "sweep": {"vmap_size": 4}}  # of a member of a sweep
     write_json(half / "run.json", tiny.read(half) | exported)
     resumed = tiny.fit(tiny.experiment(), resume=half, checkpoint_every=0)
@@ -119,7 +119,7 @@ WRITTEN = Lines()
 RECORDED: dict[str, Any] = {"monitor": "accuracy", "keep_last": 3, "patience": 9, "checkpoint_every": 10}
 
 
-def test_options_come_from_the_record_unless_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_come_from_the_record_unless_given(tmp_path, capsys):
     path = tmp_path / "run"
     written = importlib.import_module(__name__).WRITTEN  # where the name is imported from
 
@@ -158,7 +158,7 @@ MISMATCHES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-def test_mismatches_are_errors_and_the_record_stays(whole: jn.Run) -> None:
+def test_mismatches_are_errors_and_the_record_stays(whole):
     before = contents(whole.dir)
     for parts, options, words in MISMATCHES:
         with pytest.raises((jn.ConfigError, jn.RecordError), match=words):
@@ -166,7 +166,7 @@ def test_mismatches_are_errors_and_the_record_stays(whole: jn.Run) -> None:
         assert contents(whole.dir) == before
 
 
-def test_config_with_nan_equals_its_record() -> None:
+def test_config_with_nan_equals_its_record():
     config = tiny.experiment(learning_rate=float("nan")).config
     check_same_config(jsonable(config_json(config)), config, "run", Path("there"))
 
@@ -187,16 +187,14 @@ CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-def test_fingerprints_show_which_programs_changed(whole: jn.Run) -> None:
+def test_fingerprints_show_which_programs_changed(whole):
     for change, (parts, expected) in CHANGES.items():
         experiment = tiny.experiment(**parts)
         fingerprint = programs_of(experiment, experiment.data(experiment.config)).fingerprint()
         assert changed_parts(tiny.read(whole.dir)["fingerprint"], fingerprint) == expected, change
 
 
-def test_damaged_checkpoint_is_moved_aside_and_the_one_before_used(
-    whole: jn.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_checkpoint_is_moved_aside_and_the_one_before_used(whole, tmp_path, capsys):
     path = shutil.copytree(whole.dir, tmp_path / "run")
     flip(path / "checkpoints" / "20" / "default" / "manifest.ocdbt")
     with pytest.raises(jn.RecordError, match="has done 15 steps already, more than num_steps = 10"):
@@ -215,7 +213,7 @@ def test_damaged_checkpoint_is_moved_aside_and_the_one_before_used(
     assert untimed(path) == untimed(whole.dir)
 
 
-def test_run_without_an_undamaged_checkpoint_is_an_error(half: Path, tmp_path: Path) -> None:
+def test_run_without_an_undamaged_checkpoint_is_an_error(half, tmp_path):
     for step in ("5", "10"):
         flip(half / "checkpoints" / step / "SHA256SUMS")
     without = tiny.fit(tiny.experiment(), tmp_path / "without", checkpoint_every=0).dir
@@ -226,7 +224,7 @@ def test_run_without_an_undamaged_checkpoint_is_an_error(half: Path, tmp_path: P
         assert contents(path) == before
 
 
-def test_sweep_resumes_from_the_checkpoint_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_resumes_from_the_checkpoint_before(tmp_path, capsys):
     class Killed(BaseException):
         pass
 
@@ -287,13 +285,11 @@ def resumed_layout(recorded: dict[str, Any], given: dict[str, Any]) -> dict[str,
         ({"devices": 8}, {"devices": None}, {}),
     ],
 )
-def test_given_layout_options_replace_those_of_the_record(
-    recorded: dict[str, Any], given: dict[str, Any], expected: dict[str, Any]
-) -> None:
+def test_given_layout_options_replace_those_of_the_record(recorded, given, expected):
     assert resumed_layout(recorded, given) == expected
 
 
-def test_missing_devices_of_the_record_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_devices_of_the_record_are_named(monkeypatch):
     for recorded, used in (({"devices": 8}, "devices=8"), ({"mesh": "data=8", "devices": 8}, "mesh data=8")):
         message = rf"the run in there used {used}: give --devices 4 .* only 4 CPU devices are available"
         for given in ({}, {"strategy": "fsdp"}):
@@ -305,7 +301,7 @@ def test_missing_devices_of_the_record_are_named(monkeypatch: pytest.MonkeyPatch
         resumed_layout({"devices": 2}, {})
 
 
-def test_other_devices_are_reported(half: Path, whole: jn.Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_devices_are_reported(half, whole, capsys):
     facts = tiny.read(half)
     gpu = {"backend": "gpu", "devices": [{"platform": "gpu", "kind": "NVIDIA H100"}]}
     elsewhere = facts | {"devices": facts["devices"] | gpu}

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import shutil
-from pathlib import Path
 from typing import Any
 
 import chex
@@ -36,7 +35,7 @@ def by_hand(run: jn.Run, inputs: np.ndarray) -> np.ndarray:
     return inputs @ params["kernel"] + params["bias"]
 
 
-def test_predict_equals_the_model_for_any_batch_size(run: jn.Run) -> None:
+def test_predict_equals_the_model_for_any_batch_size(run):
     inputs, _ = tiny.points(7, seed=5)
     for batch_size in (1, 4, 512):
         outputs = run.predict(inputs, batch_size=batch_size)
@@ -56,7 +55,7 @@ BAD_INPUTS: list[tuple[Any, str]] = [
 ]
 
 
-def test_bad_arguments_of_a_run_are_named(run: jn.Run) -> None:
+def test_bad_arguments_of_a_run_are_named(run):
     for inputs, words in BAD_INPUTS:
         with pytest.raises(ConfigError, match=words):
             run.predict(inputs)
@@ -66,7 +65,7 @@ def test_bad_arguments_of_a_run_are_named(run: jn.Run) -> None:
         run.evaluate("validation")
 
 
-def test_predict_does_not_round_fractions_to_pixels() -> None:
+def test_predict_does_not_round_fractions_to_pixels():
     images = (np.arange(37 * 3, dtype=np.uint8) * 2).reshape(37, 3)
     run = tiny.fit(tiny.experiment(data=jn.data.arrays((images, tiny.points(37)[1])), num_steps=1))
     found = run.predict(images)
@@ -77,7 +76,7 @@ def test_predict_does_not_round_fractions_to_pixels() -> None:
             run.predict(wrong)
 
 
-def test_best_state_has_the_best_monitored_metric_also_after_a_resume(run: jn.Run, tmp_path: Path) -> None:
+def test_best_state_has_the_best_monitored_metric_also_after_a_resume(run, tmp_path):
     losses = run.metrics["test_loss"]
     best = int(run.metrics["step"][np.nanargmin(losses)])
     assert best != 60, "the last state is the best: the test shows nothing"
@@ -97,7 +96,7 @@ def test_best_state_has_the_best_monitored_metric_also_after_a_resume(run: jn.Ru
         resumed.best_state()
 
 
-def test_run_displays_itself(run: jn.Run) -> None:
+def test_run_displays_itself(run):
     assert isinstance(run.plot(), Figure)
     table = run._repr_html_()
     for words in ("<table>", "finished", "test loss", "steps/s", str(run.dir)):
@@ -105,7 +104,7 @@ def test_run_displays_itself(run: jn.Run) -> None:
     assert "finished" in repr(run) and len(repr(run)) < 2000
 
 
-def test_record_is_complete(run: jn.Run) -> None:
+def test_record_is_complete(run):
     facts = tiny.read(run.dir)
     assert facts["status"] == "finished"
     assert facts["config"] == {"learning_rate": 3.0, "batch_size": 8, "num_steps": 60, "seed": 0}
@@ -129,13 +128,13 @@ def test_record_is_complete(run: jn.Run) -> None:
     assert placement == {name: {f"{jax.default_backend()}:0": num_bytes} for name, num_bytes in expected.items()}
 
 
-def test_fingerprint_does_not_depend_on_how_a_run_is_computed(run: jn.Run) -> None:
+def test_fingerprint_does_not_depend_on_how_a_run_is_computed(run):
     layout = make_layout(strategy="data", devices=4)
     fingerprint = programs_of(run.experiment, tiny.splits(), resident=False, layout=layout).fingerprint()
     assert tiny.read(run.dir)["fingerprint"] == fingerprint
 
 
-def test_open_run_without_the_experiment(run: jn.Run) -> None:
+def test_open_run_without_the_experiment(run):
     opened = jn.open_run(run.dir)
     assert opened.config == {"learning_rate": 3.0, "batch_size": 8, "num_steps": 60, "seed": 0}
     tuples = {"peak_bytes": opened.summary.peak_bytes, "stalls": opened.summary.stalls}
@@ -152,7 +151,7 @@ def test_open_run_without_the_experiment(run: jn.Run) -> None:
             use()
 
 
-def test_open_run_with_the_experiment_shards_and_writes_nothing(run: jn.Run) -> None:
+def test_open_run_with_the_experiment_shards_and_writes_nothing(run):
     shards: list[Any] = []
 
     def apply(params: Any, inputs: jax.Array) -> jax.Array:
@@ -174,7 +173,7 @@ def test_open_run_with_the_experiment_shards_and_writes_nothing(run: jn.Run) -> 
     assert contents(run.dir) == before
 
 
-def test_a_record_is_used_without_its_data(run: jn.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_is_used_without_its_data(run, tmp_path, monkeypatch):
     def load(config: Any) -> Any:
         raise FileNotFoundError("the data")
 
@@ -196,7 +195,7 @@ def test_a_record_is_used_without_its_data(run: jn.Run, tmp_path: Path, monkeypa
         others.evaluate()
 
 
-def test_open_run_of_a_killed_or_damaged_record(run: jn.Run, tmp_path: Path) -> None:
+def test_open_run_of_a_killed_or_damaged_record(run, tmp_path):
     facts = {name: value for name, value in tiny.read(run.dir).items() if name != "summary"}
     lines = (run.dir / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "metrics.jsonl").write_text("".join(lines[:3]))

@@ -8,7 +8,6 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import flax.linen as linen
@@ -56,7 +55,7 @@ WAITS = {"checkpoint": "for a checkpoint to be written", "train": "for this proc
 DURATIONS = {0.21: "0.2 s", 12.4: "12 s", 59.7: "1 min 0 s", 300.0: "5 min 0 s", 7530.0: "2 h 5 min"}
 
 
-def test_open_span_and_duration_of_a_wait_are_reported() -> None:
+def test_open_span_and_duration_of_a_wait_are_reported():
     for span, words in WAITS.items():
         scene = Scene(1200)
         with scene.clock.span("train"), scene.clock.span(span):
@@ -69,7 +68,7 @@ def test_open_span_and_duration_of_a_wait_are_reported() -> None:
             assert scene.look_after(seconds) == [f"nothing finished for {words}: waiting for data (after step 0)"]
 
 
-def test_dispatched_calls_are_waited_for_on_the_device() -> None:
+def test_dispatched_calls_are_waited_for_on_the_device():
     for dispatched, started, words in ((1300, 1301, "steps 1,251 to 1,301"), (1251, 1251, "step 1,251")):
         scene = Scene(1200)
         with scene.clock.span("train"):
@@ -82,7 +81,7 @@ def test_dispatched_calls_are_waited_for_on_the_device() -> None:
         assert scene.flight.stalls == [Stall("device", 1250, 100.0)]
 
 
-def test_reports_double_in_distance_and_end_with_the_wait() -> None:
+def test_reports_double_in_distance_and_end_with_the_wait():
     scene = Scene(7)
     with scene.clock.span("data"):
         reported_at = [seconds for seconds in range(1, 1001) if scene.look_after(1.0)]
@@ -94,7 +93,7 @@ def test_reports_double_in_distance_and_end_with_the_wait() -> None:
     assert scene.flight.stalls == [Stall("data", 7, 1000.0)]
 
 
-def test_second_stall_has_the_full_bound_before_it() -> None:
+def test_second_stall_has_the_full_bound_before_it():
     scene = Scene()
     with scene.clock.span("data"):
         assert scene.look_after(399.0)
@@ -105,7 +104,7 @@ def test_second_stall_has_the_full_bound_before_it() -> None:
     assert [(stall.where, stall.seconds) for stall in scene.flight.stalls] == [("data", 399.0), ("evaluation", 100.0)]
 
 
-def test_no_stall_in_the_callers_time_or_while_calls_complete() -> None:
+def test_no_stall_in_the_callers_time_or_while_calls_complete():
     scene = Scene()
     assert scene.look_after(1000.0) == []
     with scene.clock.span("train"), scene.clock.span("caller"):
@@ -158,9 +157,7 @@ def stalls_at(run: jn.Run, where: str) -> list[int]:
     return [stall.step for stall in run.summary.stalls if stall.where == where and stall.seconds > 0.7 * HANG]
 
 
-def test_slow_source_and_disk_are_reported_and_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_slow_source_and_disk_are_reported_and_recorded(tmp_path, monkeypatch, capfd):
     close = Checkpoints.close
     monkeypatch.setattr(Checkpoints, "close", lambda *args, **options: (time.sleep(HANG), close(*args, **options)))
     run = tiny.fit(slow_data(), tmp_path / "run", resident=False, stall_after=BOUND, progress="plain")
@@ -175,13 +172,13 @@ def test_slow_source_and_disk_are_reported_and_recorded(
     assert re.fullmatch(r"once, \d\.\d s in all \(data\)", dict(once.rows())["stalled"])
 
 
-def test_slow_device_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+def test_slow_device_is_reported(capfd):
     run = tiny.fit(slow_device(8), stall_after=BOUND, progress="plain")
     assert stalls_at(run, "device") == [5]
     assert "waiting for the device to finish steps 6 to 10" in capfd.readouterr().err
 
 
-def test_watchdog_is_quiet_in_a_healthy_run_and_absent_at_0(capfd: pytest.CaptureFixture[str]) -> None:
+def test_watchdog_is_quiet_in_a_healthy_run_and_absent_at_0(capfd):
     seen: list[int] = []
     for stall_after in (30.0, 0):
         data = acting(5, lambda: seen.append(len(watchdogs())))
@@ -190,9 +187,7 @@ def test_watchdog_is_quiet_in_a_healthy_run_and_absent_at_0(capfd: pytest.Captur
     assert seen == [1, 0] and capfd.readouterr().err == ""
 
 
-def test_iteration_is_watched_in_silence_without_the_callers_time(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_iteration_is_watched_in_silence_without_the_callers_time(tmp_path, capfd):
     def fail() -> None:
         raise ZeroDivisionError("mine")
 
@@ -207,9 +202,7 @@ def test_iteration_is_watched_in_silence_without_the_callers_time(
     assert "caller" not in {stall["where"] for stall in stalls} and capfd.readouterr() == ("", "")
 
 
-def test_each_process_of_several_reports_for_itself_and_then_its_stacks(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_each_process_of_several_reports_for_itself_and_then_its_stacks(monkeypatch, capfd):
     monkeypatch.setattr(jax, "process_count", lambda: 4)
     monkeypatch.setattr(jax, "process_index", lambda: 3)
     clock, errors, deadline = Clock(), "", time.monotonic() + 60
@@ -223,7 +216,7 @@ def test_each_process_of_several_reports_for_itself_and_then_its_stacks(
     assert "test_each_process_of_several" in stack
 
 
-def test_sweep_is_watched(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_sweep_is_watched(tmp_path, capfd):
     how = {**tiny.HOW, "progress": "plain", "resident": False, "stall_after": BOUND}
     sweep = jn.sweep(slow_data(), RATES, run_dir=tmp_path / "sweep", vmap_size=2, devices=1, **how)
     assert sweep.status == "finished"
@@ -236,7 +229,7 @@ def test_sweep_is_watched(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("swept", [False, True])
-def test_device_is_printed_first_and_a_slow_stage_announced(swept: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_device_is_printed_first_and_a_slow_stage_announced(swept, capsys):
     printed: list[str] = []
 
     def load(config: Any) -> jn.Splits:
@@ -272,7 +265,7 @@ def hint(measured: dict[int, float], num_convolutions: int = 2, steps_per_call: 
     return speed_hint(trainer) or ""
 
 
-def test_convolution_hint_gives_the_measured_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolution_hint_gives_the_measured_cost(monkeypatch):
     assert hint(SLOW).startswith("2 convolutions are not jaxnn's")
     assert "71.2 ms a step alone, 950 ms in a loop" in hint(SLOW) and "use jn.nn.Conv" in hint(SLOW)
     assert hint(SLOW, 1).startswith("1 convolution is not jaxnn's") and hint(SLOW, 0) == ""
@@ -288,7 +281,7 @@ def test_convolution_hint_gives_the_measured_cost(monkeypatch: pytest.MonkeyPatc
     assert hint(SLOW) == "" == hint(SLOW, 0, convolution="channels_last")
 
 
-def test_slow_implementations_are_a_hint_to_install_the_native_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_implementations_are_a_hint_to_install_the_native_ones(monkeypatch):
     monkeypatch.delenv("JAXNN_NATIVE", raising=False)
     monkeypatch.setitem(sys.modules, "jaxnn_onednn", None)
     monkeypatch.setattr(os, "uname", lambda: types.SimpleNamespace(machine="x86_64"))
@@ -307,9 +300,7 @@ def test_slow_implementations_are_a_hint_to_install_the_native_ones(monkeypatch:
     assert hint(SLOW, 0, convolution="channels_last") == ""
 
 
-def test_implementations_are_reported_and_recorded(
-    whole: jn.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_implementations_are_reported_and_recorded(whole, tmp_path, capsys):
     def apply(params: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
         with jax.named_scope("jaxnn.attention.math"):
             return tiny.apply(params, inputs)
@@ -322,7 +313,7 @@ def test_implementations_are_reported_and_recorded(
     assert "implementations" not in capsys.readouterr().out
 
 
-def test_step_is_traced_once_for_all_reports() -> None:
+def test_step_is_traced_once_for_all_reports():
     traces = []
 
     def counted(params: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
@@ -336,7 +327,7 @@ def test_step_is_traced_once_for_all_reports() -> None:
     assert len(traces) == before
 
 
-def test_flax_convolutions_are_measured_in_a_loop_of_two_steps(tmp_path: Path) -> None:
+def test_flax_convolutions_are_measured_in_a_loop_of_two_steps(tmp_path):
     images = np.random.default_rng(0).normal(size=(37, 4, 4, 1)).astype(np.float32), tiny.points(37)[1]
     model = linen.Sequential([linen.Conv(3, (3, 3), use_bias=False), lambda hidden: hidden.mean((1, 2))])
     params = {"layers_0": {"kernel": np.ones((3, 3, 1, 3), np.float32)}}

@@ -1,11 +1,8 @@
 """``experiment.py sweep``: flags of many values, points of the script, and errors of one line."""
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -47,7 +44,7 @@ def sweep(*arguments: object, **how: Any) -> jn.Sweep:
     return found
 
 
-def test_every_field_takes_several_values() -> None:
+def test_every_field_takes_several_values():
     flags = "--learning-rate 1e-3 2 --features 8,8 16 --dropout 0.5 --kind a b --clip None 0.5 --norm True False"
     words = [*flags.split(), *"--combine zip --halving 3 --vmap-size 7".split()]
     values, design, options = parse(with_config(Config()), words)
@@ -58,7 +55,7 @@ def test_every_field_takes_several_values() -> None:
     assert (design.combine, design.halving, options.vmap_size) == ("zip", 3, 7)
 
 
-def test_points_are_those_of_the_flags_or_of_the_script_overridden() -> None:
+def test_points_are_those_of_the_flags_or_of_the_script_overridden():
     points = jn.grid(learning_rate=[0.1, 0.2], seed=[0, 1])
     short = ("--num-steps", 10, "--no-record")
     found = sweep(*short, points=points)
@@ -70,9 +67,7 @@ def test_points_are_those_of_the_flags_or_of_the_script_overridden() -> None:
     assert isinstance(run, jn.Run) and run.summary.step == 20
 
 
-def test_interrupted_sweep_exits_75_and_resume_needs_no_flags(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interrupted_sweep_exits_75_and_resume_needs_no_flags(tmp_path, monkeypatch, capsys):
     signals = [signal.SIGINT]
     writer = SimpleNamespace(write=lambda lines: signals and signal.raise_signal(signals.pop()))
     monkeypatch.setitem(sys.modules, "ending", SimpleNamespace(writer=writer))
@@ -97,9 +92,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("command", ERRORS)
-def test_errors_are_one_line(
-    command: str, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_one_line(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     config = CLASHING() if "Clashing" in ERRORS[command] else Config()
     error = shell.fails(capsys, lambda given: jn.main(with_config(config), given), *command.split())
@@ -107,7 +100,7 @@ def test_errors_are_one_line(
 
 
 @pytest.mark.slow
-def test_sweeping_process_makes_each_core_a_device_and_opens_no_other() -> None:
+def test_sweeping_process_makes_each_core_a_device_and_opens_no_other():
     probe = (
         "import jax; from jaxnn.cli import use_all_cores; use_all_cores()\n"
         "print(len(jax.devices('cpu')))\n"

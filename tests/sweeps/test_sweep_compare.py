@@ -1,7 +1,5 @@
 """Comparisons of two sweeps or runs: statistics, pairs by seed, intervals, texts, and errors."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -37,7 +35,7 @@ def sides(tmp_path: Path) -> Sides:
     return make
 
 
-def test_bootstrap_interval_covers_the_mean_of_large_and_small_samples() -> None:
+def test_bootstrap_interval_covers_the_mean_of_large_and_small_samples():
     # The target is 95 %; the plain percentile interval covers 84 % for n = 5.
     samples = np.random.default_rng(105).normal(size=(400, 5))
     assert 0.90 <= np.mean([low <= 0 <= high for low, high in map(bootstrap_interval, samples)]) <= 0.97
@@ -49,7 +47,7 @@ def test_bootstrap_interval_covers_the_mean_of_large_and_small_samples() -> None
     assert all(map(math.isnan, (*bootstrap_interval([1.0]), *bootstrap_interval([]))))
 
 
-def test_difference_of_means_and_its_interval() -> None:
+def test_difference_of_means_and_its_interval():
     # b - a = 1, 2, 3: mean 2, deviation 1, error 1/√3 = 0.57735, t(0.975; 2) = 4.30265: 2 ± 2.48414.
     found = mean_difference([1.0, 5.0, 3.0], [2.0, 7.0, 6.0])
     assert found == pytest.approx((2.0, -0.48414, 4.48414, 1.0), abs=1e-5)
@@ -62,7 +60,7 @@ def test_difference_of_means_and_its_interval() -> None:
     assert mean_difference(np.arange(6), np.arange(6) + 2) == (2.0, 2.0, 2.0, 0.0)
 
 
-def test_seeds_needed_equal_published_tables() -> None:
+def test_seeds_needed_equal_published_tables():
     # Two-sided paired t-test, significance 0.05, power 0.8, by effect size d = difference / deviation: as in G*Power.
     for effect, pairs in ((0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10), (1.5, 6)):
         assert seeds_needed(effect, 1.0) == pairs and seeds_needed(-3 * effect, 3.0) == pairs
@@ -71,7 +69,7 @@ def test_seeds_needed_equal_published_tables() -> None:
     assert seeds_needed(1.0, 0.0) == 2
 
 
-def test_pairs_cancel_the_effect_of_the_seed(sides: Sides) -> None:
+def test_pairs_cancel_the_effect_of_the_seed(sides):
     a, b = sides(LUCK), sides(BETTER)
     found = compare(a, b)
     # Differences -0.1, -0.13, -0.12, -0.1: mean -0.1125, deviation 0.015, error 0.0075, t(0.975; 3) = 3.18245.
@@ -85,7 +83,7 @@ def test_pairs_cancel_the_effect_of_the_seed(sides: Sides) -> None:
     assert compare(higher, b).verdict == "worse"
 
 
-def test_report_names_sides_interval_and_seeds_needed(sides: Sides) -> None:
+def test_report_names_sides_interval_and_seeds_needed(sides):
     a, b = sides(LUCK), sides(BETTER)
     assert str(compare(a, b)).splitlines() == [
         f"A  {a.dir}",
@@ -107,7 +105,7 @@ def test_report_names_sides_interval_and_seeds_needed(sides: Sides) -> None:
         assert str(found).endswith(words)
 
 
-def test_sides_are_named_by_what_differs(sides: Sides) -> None:
+def test_sides_are_named_by_what_differs(sides):
     a, b = (sides({(rate, 4, 0): 1.0, (rate, 4, 1): 2.0}, "learning_rate", "width", "seed") for rate in (0.01, 0.1))
     assert compare(a, b).sides == tuple(f"{side.dir}  learning_rate {x}, width 4" for side, x in ((a, 0.01), (b, 0.1)))
     bare = [dataclasses.replace(side, dir=None) for side in (a, b)]
@@ -116,7 +114,7 @@ def test_sides_are_named_by_what_differs(sides: Sides) -> None:
     assert compare(parts, b).sides[0] == f"{a.dir} and 1 more  learning_rate 0.01, width 4"
 
 
-def test_members_without_a_partner_or_a_result_are_left_out_and_named(sides: Sides) -> None:
+def test_members_without_a_partner_or_a_result_are_left_out_and_named(sides):
     a, b = sides([1.0, 3.0, 2.0, None, 7.0]), sides([0.9, 2.87, 1.88, 4.0])
     found = compare(a, b)
     assert found.num_seeds == 3 and (found.mean_a, found.mean_b) == pytest.approx((2.0, 1.883333))
@@ -134,7 +132,7 @@ def test_members_without_a_partner_or_a_result_are_left_out_and_named(sides: Sid
         compare(a, none)
 
 
-def test_pairs_of_one_seed_are_averaged(sides: Sides) -> None:
+def test_pairs_of_one_seed_are_averaged(sides):
     losses = {(0.01, 0): 1.0, (0.01, 1): 3.0, (0.1, 0): 2.0, (0.1, 1): 4.0}
     better = {(0.01, 0): 0.9, (0.01, 1): 2.8, (0.1, 0): 1.8, (0.1, 1): 3.5}
     a, b = sides(losses, "learning_rate", "seed"), sides(better, "learning_rate", "seed")
@@ -164,13 +162,13 @@ ERRORS: dict[str, Callable[[Sides], Any]] = {
 }
 
 
-def test_errors_name_the_side_and_the_fix(sides: Sides) -> None:
+def test_errors_name_the_side_and_the_fix(sides):
     for words, call in ERRORS.items():
         with pytest.raises((ConfigError, RecordError), match=words):
             call(sides)
 
 
-def test_paths_and_runs_are_compared_like_sweeps(sides: Sides, tmp_path: Path) -> None:
+def test_paths_and_runs_are_compared_like_sweeps(sides, tmp_path):
     a = sides(LUCK)
     assert compare(str(a.dir), a).difference == 0.0
     runs = [tiny.fit(tiny.experiment(seed=seed), tmp_path / f"run{seed}", checkpoint_every=0) for seed in range(2)]

@@ -1,11 +1,8 @@
 """A member of a sweep computes what its own run does: for several kinds of networks, on one device and on two."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -107,7 +104,7 @@ CASES = [("small", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in
 # The language model smooths no labels.
 @pytest.mark.filterwarnings("ignore:nothing reads the swept field 'label_smoothing'")
 @pytest.mark.parametrize(("name", "devices"), CASES)
-def test_members_equal_their_solo_runs(name: str, devices: int) -> None:
+def test_members_equal_their_solo_runs(name, devices):
     sweep = jn.sweep(experiment(name), POINTS, record=False, vmap_size=2, devices=devices, **HOW)
     assert [member.status for member in sweep.members] == ["finished"] * 5
     # Else a sweep that trains one member over and over would pass.
@@ -123,7 +120,7 @@ def test_members_equal_their_solo_runs(name: str, devices: int) -> None:
             np.testing.assert_allclose(mine, values, rtol=2e-5, atol=2e-5, err_msg=f"{name} {metric}")
 
 
-def test_data_order_is_that_of_each_seed_or_shared(tmp_path: Path) -> None:
+def test_data_order_is_that_of_each_seed_or_shared(tmp_path):
     seeds, how = jn.grid(seed=[0, 1, 2]), {**HOW, "vmap_size": 2, "devices": 1}
     short = tiny.experiment(num_steps=12)
     shared = jn.sweep(short, seeds, order="shared", record=False, **how).values("test_loss")

@@ -1,7 +1,5 @@
 """Figures of runs and sweeps: panels, titles, scales, ticks, curves and marks."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -54,7 +52,7 @@ def marks(axes: Axes, marker: str) -> np.ndarray:
     return np.concatenate([line.get_xydata() for line in axes.get_lines() if line.get_marker() == marker] or [[]])
 
 
-def test_curves_of_a_run_have_three_panels_per_row_and_plain_ticks() -> None:
+def test_curves_of_a_run_have_three_panels_per_row_and_plain_ticks():
     lines: list[dict[str, Any]] = []
     for step in (10, 20, 30):
         values = {"loss": 6.0 / step, "accuracy": step / 40, "perplexity": 2.0, "bits": 1.0}
@@ -72,7 +70,7 @@ def test_curves_of_a_run_have_three_panels_per_row_and_plain_ticks() -> None:
     assert len(draw_curves([]).axes) == 1
 
 
-def test_one_setting_and_seeds(tmp_path: Path) -> None:
+def test_one_setting_and_seeds(tmp_path):
     figure = grid(tmp_path, {"learning_rate": [0.1, 0.001, 0.01], "seed": [0, 1, 2, 3]}, lost={10, 11}).plot()
     assert list(panels(figure)) == [("step", "test loss"), ("learning_rate", "test loss")]
     curves, points = figure.axes
@@ -91,7 +89,7 @@ def test_one_setting_and_seeds(tmp_path: Path) -> None:
     np.testing.assert_allclose(bars.get_segments()[2], [[0.1, 1.0], [0.1, 1.3]])
 
 
-def test_seeds_alone_have_their_mean_and_interval(tmp_path: Path) -> None:
+def test_seeds_alone_have_their_mean_and_interval(tmp_path):
     sweep = grid(tmp_path, {"seed": [3, 4, 5, 6, 7]}, lost={2})
     figure = sweep.plot()
     curves, strip = figure.axes
@@ -109,7 +107,7 @@ def test_seeds_alone_have_their_mean_and_interval(tmp_path: Path) -> None:
     np.testing.assert_allclose(marks(strip, "x"), [[2, 0.03]])
 
 
-def test_curves_end_when_a_member_stops_and_members_cut_short_are_rings(tmp_path: Path) -> None:
+def test_curves_end_when_a_member_stops_and_members_cut_short_are_rings(tmp_path):
     sweep = grid(tmp_path, {"learning_rate": [0.001, 0.01, 0.1], "seed": [0, 1]})
     first, second, _ = with_status(sweep, {1: "stopped early"}).plot().axes[0].get_lines()
     # Losses 1 and 1.1 at the end, twice that at step 10.
@@ -126,7 +124,7 @@ def test_curves_end_when_a_member_stops_and_members_cut_short_are_rings(tmp_path
     assert points.get_title() == "★ 1.25 at 0.01 (mean of 2 seeds)"
 
 
-def test_two_settings_have_a_heat_map(tmp_path: Path) -> None:
+def test_two_settings_have_a_heat_map(tmp_path):
     axes = {"learning_rate": [0.001, 0.01, 0.1], "model.dropout": [0.5, 0.0], "seed": [0, 1]}
     figure = grid(tmp_path, axes, lost={8, 9}).plot()
     found = panels(figure)
@@ -141,7 +139,7 @@ def test_two_settings_have_a_heat_map(tmp_path: Path) -> None:
     np.testing.assert_allclose(slice_.get_xydata(), [[0.001, 1.05], [0.01, 1.45]])
 
 
-def test_scattered_draws_are_points(tmp_path: Path) -> None:
+def test_scattered_draws_are_points(tmp_path):
     points: dict[Any, float | None] = {(10.0**-k, 0.1 * k): 1.0 + k for k in range(1, 7)}
     sweep = swept.sweep(tmp_path / "s", points | {(1.0, 0.9): None}, "learning_rate", "model.dropout")
     drawn = panels(sweep.plot())["learning_rate", "model.dropout"]
@@ -150,7 +148,7 @@ def test_scattered_draws_are_points(tmp_path: Path) -> None:
     np.testing.assert_allclose(marks(drawn, "x"), [[1.0, 0.9]])
 
 
-def test_losses_over_a_decade_have_a_logarithmic_axis(tmp_path: Path) -> None:
+def test_losses_over_a_decade_have_a_logarithmic_axis(tmp_path):
     sweep = swept.sweep(tmp_path / "s", {(0.1,): 0.01, (0.01,): 1.0, (0.001,): 3.0}, "learning_rate")
     assert {axes.get_yscale() for axes in sweep.plot().axes} == {"log"}
     near = grid(tmp_path, {"learning_rate": [0.1, 0.2]})
@@ -159,7 +157,7 @@ def test_losses_over_a_decade_have_a_logarithmic_axis(tmp_path: Path) -> None:
         near.plot("acc")
 
 
-def test_plot_handles_sweeps_without_results(tmp_path: Path) -> None:
+def test_plot_handles_sweeps_without_results(tmp_path):
     for losses in ((None, None), (math.nan, 1.0), (0.0, -1.0), (math.inf, 1.0), (1.0,)):
         points = {(0.1 * place + 0.1, place): loss for place, loss in enumerate(losses)}
         figure = swept.sweep(tmp_path / "s", points, "learning_rate", "width").plot()
@@ -178,7 +176,7 @@ SCALES: list[tuple[tuple[Any, ...], str, str]] = [
 ]
 
 
-def test_scale_is_one_that_the_values_allow(tmp_path: Path) -> None:
+def test_scale_is_one_that_the_values_allow(tmp_path):
     for values, scale, kind in SCALES:
         losses = {(value,): 1.0 + place for place, value in enumerate(values)}
         sweep = swept.sweep(tmp_path / "s", losses, "x")

@@ -1,7 +1,5 @@
 """The points of a sweep: grids, lists, draws, their sums, their scales, and errors."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 import jaxnn as jn
 
 
-def test_grids_lists_and_sums() -> None:
+def test_grids_lists_and_sums():
     points = jn.grid(a=[1, 2], b=["x", "y", "z"])
     assert [tuple(point.values()) for point in points] == [(1, "x"), (1, "y"), (1, "z"), (2, "x"), (2, "y"), (2, "z")]
     assert list(jn.search.zip(a=[1, 2], b=[3, 3])) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
@@ -22,7 +20,7 @@ def test_grids_lists_and_sums() -> None:
     assert all(type(value) in (int, float) for point in plain for value in point.values())
 
 
-def test_draws_follow_the_key_and_their_distributions() -> None:
+def test_draws_follow_the_key_and_their_distributions():
     axes = {
         "rate": jn.search.log_uniform(1e-4, 1e-1),
         "drop": jn.search.uniform(0.2, 0.6),
@@ -39,7 +37,7 @@ def test_draws_follow_the_key_and_their_distributions() -> None:
     assert decades.sum() == 400 and all(105 < count < 162 for count in decades)
 
 
-def test_draws_are_rounded_and_run_with_listed_values() -> None:
+def test_draws_are_rounded_and_run_with_listed_values():
     rate = jn.search.uniform(0.0, 1.0)
     drawn = jn.search.random(3, 0, rate=rate)
     assert all(float(f"{point['rate']:.6g}") == point["rate"] for point in drawn), "the printed value runs"
@@ -48,7 +46,7 @@ def test_draws_are_rounded_and_run_with_listed_values() -> None:
     assert dict(points.scales) == {"rate": "linear", "seed": "nominal"}
 
 
-def test_scale_of_an_axis() -> None:
+def test_scale_of_an_axis():
     cases: list[tuple[str, list[object], str]] = [
         ("rate", [1e-4, 1e-3, 1e-2], "log"),
         ("width", [16, 32, 64, 128, 256], "log"),
@@ -92,6 +90,6 @@ ERRORS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("words", ERRORS)
-def test_errors_name_the_value_and_the_fix(words: str) -> None:
+def test_errors_name_the_value_and_the_fix(words):
     with pytest.raises(jn.ConfigError, match=words):
         ERRORS[words]()

@@ -1,7 +1,5 @@
 """The members of a recorded sweep predict and are evaluated together, as each does alone; predictions need no data."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -39,7 +37,7 @@ def load(config: Config) -> Any:
     raise FileNotFoundError("the data")
 
 
-def test_members_predict_together_without_the_data(sweep: jn.Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_predict_together_without_the_data(sweep, monkeypatch):
     assert [member.status for member in sweep.members] == ["finished", "finished", "diverged"] * 2
     opened, inputs = jn.open_sweep(sweep.dir, experiment(data=load)), tiny.points(7)[0]
     outputs = opened.predict(inputs, batch_size=3)
@@ -58,14 +56,14 @@ def test_members_predict_together_without_the_data(sweep: jn.Sweep, monkeypatch:
         opened.predict(inputs, devices=5)
 
 
-def test_members_are_evaluated_as_in_training(sweep: jn.Sweep) -> None:
+def test_members_are_evaluated_as_in_training(sweep):
     found = jn.open_sweep(sweep.dir, experiment()).evaluate(devices=2)
     for name, values in found.items():
         np.testing.assert_allclose(values, sweep.scores(f"test_{name}"), rtol=1e-6)
     assert set(found) == {"loss", "accuracy"}
 
 
-def test_what_members_cannot_be_restored_from_is_named(sweep: jn.Sweep) -> None:
+def test_what_members_cannot_be_restored_from_is_named(sweep):
     inputs = tiny.points(2)[0]
     others = jn.open_sweep(sweep.dir, experiment(data=lambda config: jn.data.arrays(tiny.points(9), tiny.points(9))))
     wrong: list[tuple[jn.Sweep, str]] = [

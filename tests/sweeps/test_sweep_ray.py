@@ -1,7 +1,5 @@
 """A sweep on Ray: workers train what one process does, and a lost worker is replaced."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -55,9 +53,7 @@ def assert_equal(found: jn.Sweep, expected: jn.Sweep) -> None:
         np.testing.assert_allclose(list(one.final.values()), list(other.final.values()), rtol=1e-4)
 
 
-def test_options_that_workers_cannot_use_and_missing_ray_are_reported(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_options_that_workers_cannot_use_and_missing_ray_are_reported(monkeypatch, tmp_path):
     for options in ({"record": False}, {"devices": 2}, {"shard": "1/2"}, {"plan_only": True}):
         with pytest.raises(jn.ConfigError, match="leave record, plan_only, shard and devices at their defaults"):
             sweep(tiny.experiment(), **options)
@@ -69,7 +65,7 @@ def test_options_that_workers_cannot_use_and_missing_ray_are_reported(
     assert not (tmp_path / "swept").exists()
 
 
-def test_existing_cluster_is_joined_and_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_existing_cluster_is_joined_and_left(monkeypatch, tmp_path):
     calls: list[str] = []
 
     def join(**options: Any) -> None:
@@ -98,7 +94,7 @@ def test_existing_cluster_is_joined_and_left(monkeypatch: pytest.MonkeyPatch, tm
 
 
 @pytest.mark.slow
-def test_workers_train_what_one_process_does(cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_workers_train_what_one_process_does(cluster, tmp_path, capsys):
     found = sweep(tiny.experiment(), run_dir=tmp_path / "ray", progress="plain")
     printed = capsys.readouterr().out
     assert_equal(found, jn.sweep(tiny.experiment(), POINTS, record=False, **HOW))
@@ -132,7 +128,7 @@ def killed_once(plain: jn.Experiment[Any], folder: Path) -> jn.Experiment[Any]:
 
 
 @pytest.mark.slow
-def test_killed_worker_is_replaced_and_its_shard_continues(cluster: Any, tmp_path: Path) -> None:
+def test_killed_worker_is_replaced_and_its_shard_continues(cluster, tmp_path):
     plain, how = tiny.experiment(num_steps=2_000), {"eval_every": 100, "checkpoint_every": 100}
     found = sweep(killed_once(plain, tmp_path), FOUR, run_dir=tmp_path / "swept", **how)
     assert (tmp_path / "swept" / "mortal").exists()
@@ -161,7 +157,7 @@ assert not ray.is_initialized(), "the cluster that was started here was not shut
 
 
 @pytest.mark.slow
-def test_script_starts_ray_and_ends_it(tmp_path: Path) -> None:
+def test_script_starts_ray_and_ends_it(tmp_path):
     pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
     (tmp_path / "lonely.py").write_text(SCRIPT)
     words = "sweep --momentum 0.5 0.9 --executor ray --num-workers 1 --vmap-size 2 --steps-per-call 5 --run-dir"

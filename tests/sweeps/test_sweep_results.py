@@ -1,7 +1,5 @@
 """A sweep read from its record: reading and damage, shards, the best member, selections, groups, tables and frames."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
@@ -39,7 +37,7 @@ def numbers(sweep: Sweep) -> list[int]:
     return [member.index for member in sweep.members]
 
 
-def test_record_is_read_with_its_values_as_they_were(grid: Sweep, tmp_path: Path) -> None:
+def test_record_is_read_with_its_values_as_they_were(grid, tmp_path):
     axes = [dataclasses.astuple(axis) for axis in grid.axes]
     assert axes == [("learning_rate", (0.01, 0.1), "log"), ("seed", (0, 1, 2), "nominal")]
     assert (grid.status, grid.monitor, grid.higher_is_better) == ("finished", "test_loss", False)
@@ -58,7 +56,7 @@ def test_record_is_read_with_its_values_as_they_were(grid: Sweep, tmp_path: Path
     assert sweep.members[0].dir == tmp_path / "s" / "members" / "0000"
 
 
-def test_killed_sweep_reads_as_interrupted_without_its_torn_last_line(tmp_path: Path) -> None:
+def test_killed_sweep_reads_as_interrupted_without_its_torn_last_line(tmp_path):
     lines = [swept.member(0, {"seed": 0}, 1.0)]
     lines += [swept.member(index, {"seed": index}, status=name) for index, name in ((1, "running"), (2, "waiting"))]
     path = swept.write(tmp_path / "s", lines, status="running", summary=None)
@@ -86,7 +84,7 @@ DAMAGES: list[tuple[str, Any, str]] = [
 ]
 
 
-def test_damaged_records_of_finished_sweeps_are_refused(grid: Sweep, tmp_path: Path) -> None:
+def test_damaged_records_of_finished_sweeps_are_refused(grid, tmp_path):
     for file, content, words in DAMAGES:
         path = tmp_path / "grid" / file
         whole = path.read_text()
@@ -99,7 +97,7 @@ def test_damaged_records_of_finished_sweeps_are_refused(grid: Sweep, tmp_path: P
         path.write_text(whole)
 
 
-def test_best_is_the_best_complete_member_by_the_monitored_metric(grid: Sweep) -> None:
+def test_best_is_the_best_complete_member_by_the_monitored_metric(grid):
     assert grid.best().index == 3 and grid.best("test_accuracy").index == 3
     higher = dataclasses.replace(grid, higher_is_better=True)
     assert higher.best().index == 2 and higher.best("train_loss").index == 3
@@ -147,13 +145,13 @@ ERRORS: dict[str, Any] = {
 }
 
 
-def test_errors_name_the_value_and_the_fix(grid: Sweep) -> None:
+def test_errors_name_the_value_and_the_fix(grid):
     for words, call in ERRORS.items():
         with pytest.raises((ConfigError, RecordError), match=re.escape(words)):
             call(grid)
 
 
-def test_members_are_selected_by_their_fields(grid: Sweep) -> None:
+def test_members_are_selected_by_their_fields(grid):
     selections: list[tuple[dict[str, Any], list[int]]] = [
         ({"learning_rate": np.float32(0.1)}, [3, 4, 5]),
         ({"seed": [0, 2]}, [0, 2, 3, 5]),
@@ -166,7 +164,7 @@ def test_members_are_selected_by_their_fields(grid: Sweep) -> None:
         assert numbers(grid.select(**fields)) == expected
 
 
-def test_selection_is_a_sweep_with_values_and_curves(grid: Sweep, tmp_path: Path) -> None:
+def test_selection_is_a_sweep_with_values_and_curves(grid, tmp_path):
     np.testing.assert_array_equal(grid.values("test_loss"), [1.0, 2.0, 3.0, 0.5, 0.7, math.nan])
     steps, values = grid.curves("test_loss")
     np.testing.assert_array_equal(steps, [10, 20])
@@ -183,7 +181,7 @@ def test_selection_is_a_sweep_with_values_and_curves(grid: Sweep, tmp_path: Path
         sweep.select(nesterov=1)
 
 
-def test_groups_have_mean_deviation_and_interval(grid: Sweep, tmp_path: Path) -> None:
+def test_groups_have_mean_deviation_and_interval(grid, tmp_path):
     first, second = grid.group().rows
     spread = first.metrics["test_loss"]
     # 1, 2, 3: mean 2, deviation 1; of three values the interval is the range.
@@ -210,7 +208,7 @@ def test_groups_have_mean_deviation_and_interval(grid: Sweep, tmp_path: Path) ->
     assert numbers(dataclass_values.select(**{"model.dropout": 0.2})) == [1, 2]
 
 
-def test_best_group_lost_no_member_if_there_is_one(grid: Sweep) -> None:
+def test_best_group_lost_no_member_if_there_is_one(grid):
     assert grid.group().best().point == {"learning_rate": 0.01}
     assert grid.group().best("test_accuracy").point == {"learning_rate": 0.01}
     # If all have lost members, or none has, it is by the mean; pruned members count for less than lost ones.
@@ -223,7 +221,7 @@ def test_best_group_lost_no_member_if_there_is_one(grid: Sweep) -> None:
     assert edited(pruned, 0, status="failed").group().best().left_out["pruned"] == 1
 
 
-def test_members_without_a_result_are_counted_and_not_averaged(grid: Sweep) -> None:
+def test_members_without_a_result_are_counted_and_not_averaged(grid):
     sweep = edited(edited(grid, 0, status="pruned"), 1, status="running")
     row = sweep.group().rows[0]
     assert (row.n, row.num_lost) == (1, 0) and row.left_out == {"pruned": 1, "running": 1}
@@ -237,7 +235,7 @@ def test_members_without_a_result_are_counted_and_not_averaged(grid: Sweep) -> N
     assert diverged.group().rows[1].metrics["test_accuracy"].mean == pytest.approx(0.94)
 
 
-def test_summary_has_axes_throughput_best_and_errors(grid: Sweep) -> None:
+def test_summary_has_axes_throughput_best_and_errors(grid):
     status, rates, _, *speed, best, diverged, path = (line[15:] for line in repr(grid).splitlines())
     assert status == "sweep of 6: 5 finished, 1 diverged" and rates == "0.01, 0.1" and path == str(grid.dir)
     assert speed == ["1,234 member steps/s", "2.50 s, 1 program compiled"]
@@ -252,7 +250,7 @@ def test_summary_has_axes_throughput_best_and_errors(grid: Sweep) -> None:
     assert table.header[-1] == "error" and [row[-1] for row in table.rows].count("units is 0.") == 2
 
 
-def test_table_has_the_best_first_and_the_lost_last(grid: Sweep, tmp_path: Path) -> None:
+def test_table_has_the_best_first_and_the_lost_last(grid, tmp_path):
     header, *rows, more = str(grid.table(limit=5)).splitlines()
     metrics = ["test_loss", "train_loss", "test_accuracy"]
     assert header.split() == ["member", "learning_rate", "seed", "status", "step", *metrics]
@@ -270,7 +268,7 @@ def test_table_has_the_best_first_and_the_lost_last(grid: Sweep, tmp_path: Path)
     assert [row[1] for row in widths.table().rows] == ["(8,)", "(4, 2)"]
 
 
-def test_groups_are_shown_with_the_decimals_of_their_deviation(grid: Sweep, tmp_path: Path) -> None:
+def test_groups_are_shown_with_the_decimals_of_their_deviation(grid, tmp_path):
     _, first, second, *_, note = repr(grid.group(metric="test_loss")).splitlines()
     assert first == "0.01           3  0         2.0 ± 1.0 (1.0 to 3.0)"
     assert second == "0.1            2  1         0.60 ± 0.14 (0.50 to 0.70)"
@@ -285,7 +283,7 @@ def test_groups_are_shown_with_the_decimals_of_their_deviation(grid: Sweep, tmp_
     assert "1 waiting" in repr(waiting) and "waiting" in str(waiting.table()) and repr(waiting.group())
 
 
-def test_frames_have_a_row_per_member_or_report(grid: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_have_a_row_per_member_or_report(grid, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ConfigError, match=r"needs pandas, which is not installed: pip install pandas$"):
         grid.frame()

@@ -1,7 +1,5 @@
 """A sweep in shards: disjoint parts that cover it, resume one by one, and read as one sweep."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -60,7 +58,7 @@ def half(shared: Path, tmp_path: Path) -> Path:
     return shutil.copytree(shared, tmp_path / "half", ignore=shutil.ignore_patterns("1-of-2"))
 
 
-def test_shards_are_disjoint_and_cover_the_sweep() -> None:
+def test_shards_are_disjoint_and_cover_the_sweep():
     # Members of two groups, of which a part has as few as possible: only a cut within a group makes a piece more.
     expected = {
         **{"1/2": [[0, 1, 4, 5, 8, 9]], "2/2": [[2, 3, 6, 7, 10, 11]], "12/12": [[11]]},
@@ -73,7 +71,7 @@ def test_shards_are_disjoint_and_cover_the_sweep() -> None:
     assert [planned(f"{part}/2", batch_size=[0, 8, 4])[0] for part in (1, 2)] == [[0, 1], [2]]
 
 
-def test_shards_read_as_the_sweep_in_one_process(shared: Path, finished: jn.Sweep) -> None:
+def test_shards_read_as_the_sweep_in_one_process(shared, finished):
     shards = jn.open_sweep(shared, EXPERIMENT)
     assert is_sweep(shared) and shards.status == "finished" and indices(shards) == list(range(8))
     for one, other in zip(finished.members, shards.members, strict=True):
@@ -91,7 +89,7 @@ def test_shards_read_as_the_sweep_in_one_process(shared: Path, finished: jn.Swee
     assert shards.summary["member_steps_per_second"] == pytest.approx(240 / training)
 
 
-def test_finished_shard_is_resumed_by_the_call_that_started_it(half: Path) -> None:
+def test_finished_shard_is_resumed_by_the_call_that_started_it(half):
     shard = half / "shards" / "2-of-2"
     before = (shard / "metrics.jsonl").read_bytes()
     # By its own directory, which it prints at the end, a shard knows which one it is.
@@ -107,7 +105,7 @@ def test_finished_shard_is_resumed_by_the_call_that_started_it(half: Path) -> No
     assert jn.open_sweep(half).status == "interrupted"
 
 
-def test_shard_of_another_sweep_or_place_is_refused(shared: Path, half: Path, finished: jn.Sweep) -> None:
+def test_shard_of_another_sweep_or_place_is_refused(shared, half, finished):
     new = half.parent / "new"
     refused: dict[str, dict[str, Any]] = {
         "the sweep has 8 members .* at most as many shards": {"shard": "1/9", "run_dir": new},
@@ -150,7 +148,7 @@ def slurm(tmp_path: Path, task: int, srun: str, **environment: str) -> subproces
 
 
 @pytest.mark.slow
-def test_slurm_script_runs_a_sweep_in_two_jobs(tmp_path: Path) -> None:
+def test_slurm_script_runs_a_sweep_in_two_jobs(tmp_path):
     # A step has as many cores as srun is given, not as sbatch was.
     srun = 'test "$1" = --cpus-per-task=4 && shift && exec "$@"'
     for task in (1, 2):
@@ -162,7 +160,7 @@ def test_slurm_script_runs_a_sweep_in_two_jobs(tmp_path: Path) -> None:
     assert {member.step for member in found.members} == {20}
 
 
-def test_slurm_script_is_requeued_if_it_was_interrupted(tmp_path: Path) -> None:
+def test_slurm_script_is_requeued_if_it_was_interrupted(tmp_path):
     for status in (75, 2):
         done = slurm(tmp_path, 2, f"exit {status}")
         assert done.returncode == status and ("scontrol requeue 102" in done.stdout) == (status == 75)

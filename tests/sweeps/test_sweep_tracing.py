@@ -1,10 +1,7 @@
 """Fields that cannot be tracers: found before compilation, reported with their line, and grouped by."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -55,7 +52,7 @@ def groups_of(swept: jn.Experiment[Config], points: jn.search.Points) -> list[tu
     return [(group.traced, [member.number for member in group.members]) for group in plan.groups]
 
 
-def test_floats_and_the_seed_are_traced_and_other_fields_form_groups() -> None:
+def test_floats_and_the_seed_are_traced_and_other_fields_form_groups():
     points = jn.grid(batch_size=[4, 8], decay=[0.0, 0.1], seed=[0, 1])
     assert groups_of(experiment(), points) == [(("decay", "seed"), [0, 1, 2, 3]), (("decay", "seed"), [4, 5, 6, 7])]
     # A field that is the same in a group stays a Python number.
@@ -63,7 +60,7 @@ def test_floats_and_the_seed_are_traced_and_other_fields_form_groups() -> None:
     assert groups_of(experiment(), points) == [(("decay",), [0, 1]), ((), [2])]
 
 
-def test_nested_fields_are_set_by_their_dotted_names() -> None:
+def test_nested_fields_are_set_by_their_dotted_names():
     @dataclasses.dataclass(frozen=True)
     class Model:
         features: tuple[int, ...] = (4,)
@@ -86,7 +83,7 @@ def test_nested_fields_are_set_by_their_dotted_names() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [if_decayed, by_optax, formatted])
-def test_float_that_python_needs_is_reported_with_its_line(optimizer: Callable[[Any], Any]) -> None:
+def test_float_that_python_needs_is_reported_with_its_line(optimizer):
     points = jn.grid(decay=[0.1, 0.2], learning_rate=[0.1, 0.2])
     with pytest.warns(UserWarning) as caught:
         found = groups_of(experiment(optimizer=optimizer), points)
@@ -99,7 +96,7 @@ def test_float_that_python_needs_is_reported_with_its_line(optimizer: Callable[[
     assert file.endswith("test_sweep_tracing.py") and "# here" in message and first < int(line) <= first + 2
 
 
-def test_flaxs_own_dropout_is_found_too() -> None:
+def test_flaxs_own_dropout_is_found_too():
     class Network(linen.Module):
         rate: Any
 
@@ -112,7 +109,7 @@ def test_flaxs_own_dropout_is_found_too() -> None:
         assert len(groups_of(plain, jn.grid(share=[0.1, 0.2], seed=[0, 1]))) == 2
 
 
-def test_members_with_values_that_the_model_refuses_fail_alone() -> None:
+def test_members_with_values_that_the_model_refuses_fail_alone():
     dropped = experiment(task=lambda config: jn.tasks.classification(jn.models.MLP((4, 3), dropout=config.share)))
     # Beside the first, the least and the greatest value are tried, and all if one of these is refused.
     for wrong in (-0.5, 1.5):
@@ -121,7 +118,7 @@ def test_members_with_values_that_the_model_refuses_fail_alone() -> None:
         assert [(group.traced, len(group.members)) for group in plan.groups] == [(("share",), 3)]
 
 
-def test_floats_that_cannot_be_tracers_together_are_grouped_by() -> None:
+def test_floats_that_cannot_be_tracers_together_are_grouped_by():
     def optimizer(config: Config) -> optax.GradientTransformation:
         assert not (isinstance(config.decay, jax.core.Tracer) and isinstance(config.share, jax.core.Tracer))
         return decayed(config)
@@ -131,7 +128,7 @@ def test_floats_that_cannot_be_tracers_together_are_grouped_by() -> None:
     assert found == [((), [index]) for index in range(4)]
 
 
-def test_data_that_depend_on_nothing_swept_are_loaded_once() -> None:
+def test_data_that_depend_on_nothing_swept_are_loaded_once():
     loads = list[int]()
 
     def data(config: Config) -> jn.Splits:
@@ -151,7 +148,7 @@ def drawn_and_scaled(config: Config) -> jn.Splits:
     )
 
 
-def test_unread_fields_are_reported_where_the_sweep_is_called() -> None:
+def test_unread_fields_are_reported_where_the_sweep_is_called():
     how = {**tiny.HOW, "vmap_size": 2, "devices": 1}
     with pytest.warns(UserWarning, match="nothing reads the swept field 'share'") as caught:
         jn.sweep(experiment(), jn.grid(share=[0.1, 0.2]), record=False, plan_only=True, **how)
@@ -168,7 +165,7 @@ def test_unread_fields_are_reported_where_the_sweep_is_called() -> None:
         ({"data": drawn_and_scaled}, jn.grid(num_steps=[19, 20])),
     ],
 )
-def test_members_grouped_by_untraceable_fields_equal_their_solo_runs(parts: Any, points: jn.search.Points) -> None:
+def test_members_grouped_by_untraceable_fields_equal_their_solo_runs(parts, points):
     sweep = jn.sweep(experiment(**parts), points, record=False, vmap_size=2, **tiny.HOW)
     member = sweep.members[-1]
     alone = tiny.fit(experiment(**parts).replace(**member.point))
@@ -176,7 +173,7 @@ def test_members_grouped_by_untraceable_fields_equal_their_solo_runs(parts: Any,
     assert len(set(sweep.values("test_loss"))) == len(points)
 
 
-def test_fields_that_data_read_are_grouped_by() -> None:
+def test_fields_that_data_read_are_grouped_by():
     @functools.cache
     def cached(config: Config) -> jn.Splits:
         assert isinstance(config, Config)

@@ -1,7 +1,5 @@
 """Sweeps while they train: divergence, early stopping, halving, interruptions, records, and wrong options."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -71,7 +69,7 @@ def resume(path: Path | None, experiment: jn.Experiment[Any] = LONG, points: Any
     return jn.sweep(experiment, points, resume=path, **{"progress": "none", **options})
 
 
-def test_diverged_members_keep_their_state_and_leave_the_others_alone(tmp_path: Path) -> None:
+def test_diverged_members_keep_their_state_and_leave_the_others_alone(tmp_path):
     # The second member sees a NaN gradient at update 7, so that the loss of step 8 is not finite; the last at once.
     points = jn.search.zip(learning_rate=[0.1, 0.2, 0.1, 0.4], bad_step=[0.0, 7.0, 70.0, 1.0])
     how = {**HOW, "monitor": "accuracy"}
@@ -95,7 +93,7 @@ def test_diverged_members_keep_their_state_and_leave_the_others_alone(tmp_path: 
     assert run.final == sweep.members[2].final and int(run.state.step) == 20 and run.monitor == "test_accuracy"
 
 
-def test_members_stop_early_as_alone_and_free_their_chunk() -> None:
+def test_members_stop_early_as_alone_and_free_their_chunk():
     rates, long = [0.5, 0.01, 3.0, 0.02], tiny.experiment(num_steps=60)
     sweep = jn.sweep(long, jn.grid(learning_rate=rates), record=False, patience=2, **HOW)
     alone, member = tiny.fit(long.replace(learning_rate=3.0), patience=2), sweep.members[2]
@@ -106,7 +104,7 @@ def test_members_stop_early_as_alone_and_free_their_chunk() -> None:
     assert sweep.summary["num_compilations"] == 3
 
 
-def test_rungs_and_survivors_of_halving() -> None:
+def test_rungs_and_survivors_of_halving():
     nine = jn.search.halving(jn.grid(learning_rate=range(1, 10)))
     assert nine.rungs == pytest.approx([1 / 9, 1 / 3, 1])
     assert jn.search.halving(jn.grid(seed=range(1000)), 2, min_fraction=0.2).rungs == pytest.approx([1 / 4, 1 / 2, 1])
@@ -126,7 +124,7 @@ def test_rungs_and_survivors_of_halving() -> None:
     assert jn.search.halving(jn.grid(seed=range(5)), 5).survivors(values, higher_is_better=True) == [9]
 
 
-def test_halving_trains_the_best_of_each_rung_on(tmp_path: Path) -> None:
+def test_halving_trains_the_best_of_each_rung_on(tmp_path):
     long, path = tiny.experiment(num_steps=80), tmp_path / "sweep"
     sweep = jn.sweep(long, jn.search.halving(EIGHT, 2), run_dir=path, member_runs=True, **HOW)
     steps = [member.step for member in sweep.members]
@@ -150,7 +148,7 @@ def files(sweep: jn.Sweep) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in sweep.dir.rglob("*") if file.is_file() and file.name[0] != "."}
 
 
-def test_finished_sweep_is_loaded_without_training(finished: jn.Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finished_sweep_is_loaded_without_training(finished, capsys):
     before = files(finished)
     for points in (EIGHT, None):
         again = resume(finished.dir, points=points)
@@ -167,7 +165,7 @@ def test_finished_sweep_is_loaded_without_training(finished: jn.Sweep, capsys: p
     assert "num_steps 30" in capsys.readouterr().out
 
 
-def test_member_is_exported_as_a_run_when_it_is_opened(finished: jn.Sweep, tmp_path: Path) -> None:
+def test_member_is_exported_as_a_run_when_it_is_opened(finished, tmp_path):
     path, member = Path(shutil.copytree(finished.dir or "", tmp_path / "sweep")), finished.members[3]
     # The values of the record count, not those of the experiment that is given now.
     run = jn.open_sweep(path, tiny.experiment(num_steps=99, batch_size=5, seed=7)).run(3)
@@ -218,7 +216,7 @@ class Killed(BaseException):
 
 # A killed sweep resumes from its newest checkpoint: that of step 20 of the first group, and a report later.
 @pytest.mark.parametrize("ending", [Ending(2), pytest.param(Ending(6, Killed()), marks=pytest.mark.slow)])
-def test_interrupted_sweep_resumes_bit_for_bit(ending: Ending, finished: jn.Sweep, tmp_path: Path) -> None:
+def test_interrupted_sweep_resumes_bit_for_bit(ending, finished, tmp_path):
     path, how = tmp_path / "sweep", {**HOW, "checkpoint_every": 10, "member_runs": True, "writers": (ending,)}
     with contextlib.suppress(Killed):
         first = jn.sweep(LONG, EIGHT, run_dir=path, **how)
@@ -234,7 +232,7 @@ def test_interrupted_sweep_resumes_bit_for_bit(ending: Ending, finished: jn.Swee
 
 
 @pytest.mark.slow
-def test_interrupted_halving_prunes_the_same_members(tmp_path: Path) -> None:
+def test_interrupted_halving_prunes_the_same_members(tmp_path):
     # The second group's members are all among the worst, so that a resumed sweep never opens it again.
     points = jn.search.zip(learning_rate=[0.1, 0.2, 0.3, 1e-4, 2e-4, 3e-4], batch_size=[8, 8, 8, 4, 4, 4])
     long, design = tiny.experiment(num_steps=40), jn.search.halving(points, 2)
@@ -246,14 +244,12 @@ def test_interrupted_halving_prunes_the_same_members(tmp_path: Path) -> None:
     assert outcome(resume(tmp_path / "sweep", long)) == outcome(expected)
 
 
-def test_interruption_in_the_last_window_leaves_a_finished_sweep(tmp_path: Path) -> None:
+def test_interruption_in_the_last_window_leaves_a_finished_sweep(tmp_path):
     sweep = jn.sweep(tiny.experiment(), FOUR, run_dir=tmp_path / "sweep", **interrupted(4))
     assert sweep.status == "finished" and sweep.run(1).final == sweep.members[1].final
 
 
-def test_resumed_sweep_keeps_its_devices_and_reports_changes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resumed_sweep_keeps_its_devices_and_reports_changes(tmp_path, capsys):
     path, layout, two = tmp_path / "sweep", {"devices": 2, "strategy": "data"}, tiny.experiment()
     jn.sweep(two, jn.grid(seed=[0, 1]), run_dir=path, **{**interrupted(1), **layout})
     facts = tiny.read(path, "sweep.json")
@@ -277,7 +273,7 @@ def test_resumed_sweep_keeps_its_devices_and_reports_changes(
     assert len(facts["groups"][0]["changed"]) == 1 and {name: facts["options"][name] for name in layout} == layout
 
 
-def test_resumed_sweep_may_change_its_vmap_size_and_sweep_infinity(finished: jn.Sweep, tmp_path: Path) -> None:
+def test_resumed_sweep_may_change_its_vmap_size_and_sweep_infinity(finished, tmp_path):
     points, path = jn.grid(learning_rate=[*RATES[:3], float("inf")]), tmp_path / "sweep"
     jn.sweep(LONG, points, run_dir=path, **interrupted(2))
     rest = resume(path, vmap_size=4)
@@ -287,7 +283,7 @@ def test_resumed_sweep_may_change_its_vmap_size_and_sweep_infinity(finished: jn.
     np.testing.assert_allclose(rest.values("test_loss")[:3], expected[:3], rtol=1e-5)
 
 
-def test_resuming_another_sweep_is_refused(finished: jn.Sweep, tmp_path: Path) -> None:
+def test_resuming_another_sweep_is_refused(finished, tmp_path):
     before, another = files(finished), jn.grid(learning_rate=[0.2], batch_size=[8])
     backwards = jn.search.zip(**{name: [point[name] for point in EIGHT][::-1] for name in EIGHT.scales})
     refused: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -333,9 +329,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("points", "options", "words"), WRONG)
-def test_wrong_options_are_refused_before_anything_is_built(
-    points: Any, options: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_options_are_refused_before_anything_is_built(points, options, words, tmp_path, capsys):
     unbuilt: Any = pytest.fail
     experiment = jn.Experiment(tiny.Config(), unbuilt, unbuilt, unbuilt)
     if "to sweep" in words:  # config fields are known once data may be
@@ -346,7 +340,7 @@ def test_wrong_options_are_refused_before_anything_is_built(
     assert printed.out + printed.err == "" and not list(tmp_path.iterdir())
 
 
-def test_sweep_that_cannot_train_writes_nothing(tmp_path: Path) -> None:
+def test_sweep_that_cannot_train_writes_nothing(tmp_path):
     bare = tiny.experiment(data=jn.data.arrays(train=tiny.points(37)))
     without_units, two = linen.Sequential([linen.Dense(0), linen.Dense(3)]), jn.grid(seed=[0, 1])
     for experiment, points, options, words in (
@@ -362,7 +356,7 @@ def test_sweep_that_cannot_train_writes_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_points_that_cannot_be_built_fail_and_the_others_run(tmp_path: Path) -> None:
+def test_points_that_cannot_be_built_fail_and_the_others_run(tmp_path):
     def task(config: tiny.Config) -> jn.Task:
         if config.seed == 1:
             raise KeyError("no such seed")
@@ -385,7 +379,7 @@ def test_points_that_cannot_be_built_fail_and_the_others_run(tmp_path: Path) -> 
     assert statuses(jn.open_sweep(tmp_path / "sweep")) == statuses(sweep)
 
 
-def test_group_that_fails_while_it_trains_leaves_the_others(tmp_path: Path) -> None:
+def test_group_that_fails_while_it_trains_leaves_the_others(tmp_path):
     class Refusing:
         """Raises an error for the members of the first group, in their second report."""
 
@@ -400,7 +394,7 @@ def test_group_that_fails_while_it_trains_leaves_the_others(tmp_path: Path) -> N
     assert statuses(resume(tmp_path / "sweep")) == ["finished"] * 8
 
 
-def test_seconds_are_the_elapsed_time_and_parts_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_seconds_are_the_elapsed_time_and_parts_add_up(capsys):
     validated = tiny.experiment(data=jn.data.arrays(train=tiny.points(37), validation=tiny.points(23, 1)))
     started = time.perf_counter()
     summary = jn.sweep(validated, FOUR, record=False, **HOW | {"progress": "plain"}).summary
@@ -414,9 +408,7 @@ def test_seconds_are_the_elapsed_time_and_parts_add_up(capsys: pytest.CaptureFix
     assert sum(run.summary.seconds.values()) <= time.perf_counter() - started
 
 
-def test_report_shows_how_many_devices_are_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_shows_how_many_devices_are_used(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for options, num_devices in (({"mesh": "members=2"}, 2), ({"devices": "all"}, 3)):
         how = {"plan_only": True, "vmap_size": 1, "steps_per_call": 1, "progress": "plain", **options}
@@ -424,7 +416,7 @@ def test_report_shows_how_many_devices_are_used(
         assert f" {num_devices} of 4 devices" in capsys.readouterr().out and not list(tmp_path.iterdir())
 
 
-def test_members_are_computed_on_the_device_and_in_the_precision_that_is_asked_for(monkeypatch: Any) -> None:
+def test_members_are_computed_on_the_device_and_in_the_precision_that_is_asked_for(monkeypatch):
     found = set()
 
     def optimizer(config: tiny.Config) -> optax.GradientTransformation:
@@ -445,7 +437,7 @@ def test_members_are_computed_on_the_device_and_in_the_precision_that_is_asked_f
     assert sweep.status == "finished" and found == {(cpu, "bfloat16")} and jax.config.jax_default_device is None
 
 
-def test_fields_that_a_config_checks_together_are_set_together() -> None:
+def test_fields_that_a_config_checks_together_are_set_together():
     @dataclasses.dataclass(frozen=True)
     class Checked(tiny.Config):
         warmup: int = 5
@@ -463,7 +455,7 @@ def test_fields_that_a_config_checks_together_are_set_together() -> None:
     assert errors == [None, None, "AssertionError: too warm"]
 
 
-def test_without_an_eval_split_members_are_ranked_by_training_metrics(tmp_path: Path) -> None:
+def test_without_an_eval_split_members_are_ranked_by_training_metrics(tmp_path):
     bare = tiny.experiment(data=jn.data.arrays(train=tiny.points(37)))
     design = jn.search.halving(jn.grid(learning_rate=[0.001, 0.1, 0.2]))
     sweep = jn.sweep(bare, design, run_dir=tmp_path / "sweep", **HOW)
@@ -471,7 +463,7 @@ def test_without_an_eval_split_members_are_ranked_by_training_metrics(tmp_path: 
     assert sweep.best().final["train_loss"] < 1 and sweep.members[0].status == "pruned"
 
 
-def test_members_of_short_steps_share_one_vmap() -> None:
+def test_members_of_short_steps_share_one_vmap():
     plan = plan_sweep(LONG, FOUR, SweepOptions(**{**HOW, "vmap_size": None}))
     chosen = plan.trainer(plan.groups[0]).vmapped
     assert chosen is not None and chosen.size == 4 and not chosen.trials, "one size to choose needs no measuring"

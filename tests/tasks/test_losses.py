@@ -1,7 +1,5 @@
 """Losses, metrics and gradients of all tasks: numbers by hand, padding, ignored targets, stability, precision."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any
@@ -129,7 +127,7 @@ def computed() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", BY_HAND)
-def test_losses_and_metrics_by_hand(case: str) -> None:
+def test_losses_and_metrics_by_hand(case):
     *_, (means, sums) = BY_HAND[case]
     found, evaluated, slope = computed()[case]
     assert found == pytest.approx(means, rel=1e-5) and evaluated == pytest.approx(sums, rel=1e-5)
@@ -138,7 +136,7 @@ def test_losses_and_metrics_by_hand(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", FAR)
-def test_far_logits_are_exact_and_have_a_gradient(case: str) -> None:
+def test_far_logits_are_exact_and_have_a_gradient(case):
     logit, label, loss = FAR[case]
     found, _, slope = computed()[case]
     assert found["loss"] == pytest.approx(loss, rel=1e-5, abs=0)
@@ -146,12 +144,12 @@ def test_far_logits_are_exact_and_have_a_gradient(case: str) -> None:
     assert slope["scale"] == pytest.approx(expected, rel=1e-5, abs=0)
 
 
-def test_labels_other_than_0_and_1_of_one_logit_are_nan() -> None:
+def test_labels_other_than_0_and_1_of_one_logit_are_nan():
     for label in (2, -1):
         assert math.isnan(computed()[f"label {label}"][0]["loss"])
 
 
-def test_traced_smoothing_and_weight_by_hand() -> None:
+def test_traced_smoothing_and_weight_by_hand():
     def traced(value: jax.Array) -> tuple[jax.Array, ...]:
         params = {"scale": jnp.ones(()), "main": jnp.ones(()), "auxiliary": jnp.ones(())}
         tasks = (
@@ -167,7 +165,7 @@ def test_traced_smoothing_and_weight_by_hand() -> None:
     np.testing.assert_allclose(jax.jit(jax.vmap(traced))(np.float32([0.0, 0.3])), expected, rtol=1e-6)
 
 
-def test_losses_are_computed_in_float32() -> None:
+def test_losses_are_computed_in_float32():
     params, batch = {"scale": np.ones((), jnp.bfloat16)}, BINARY._replace(inputs=ODDS.astype(jnp.bfloat16))
     narrow = jax.jit(lambda batch: ONE_LOGIT.loss(params, {}, batch, KEY)[0])(batch)
     assert narrow.dtype == np.float32
@@ -175,7 +173,7 @@ def test_losses_are_computed_in_float32() -> None:
     assert computed()["in bfloat16"][0]["loss"] == pytest.approx(MAIN + 0.2 * AUXILIARY, rel=1e-2)
 
 
-def test_predictions() -> None:
+def test_predictions():
     for logits in (ODDS, ODDS[:, None]):
         np.testing.assert_array_equal(ONE_LOGIT.predict({"scale": 1.0}, {}, logits), ODDS)
     task = classification(with_auxiliary(), auxiliary_weight=0.2)
@@ -183,14 +181,14 @@ def test_predictions() -> None:
     np.testing.assert_allclose(task.predict(params, {}, LOGITS), LOGITS)
 
 
-def test_ignored_targets_change_neither_value_nor_gradient() -> None:
+def test_ignored_targets_change_neither_value_nor_gradient():
     (found, _, slope), (expected, _, expected_slope) = (computed()[name] for name in ("padded tokens", "each token"))
     expected = {**expected, "bits_per_token": expected["loss"] / math.log(2)}
     assert found == pytest.approx(expected, rel=1e-6)
     assert slope["scale"] == pytest.approx(expected_slope["scale"], rel=1e-5)
 
 
-def test_evaluation_of_a_split_is_the_mean_over_its_tokens_and_perplexity_is_monitored() -> None:
+def test_evaluation_of_a_split_is_the_mean_over_its_tokens_and_perplexity_is_monitored():
     # Ten sequences in batches of eight: the last is partly padding.
     rng = np.random.default_rng(0)
     logits, tokens = rng.normal(size=(10, 6, 5)).astype(np.float32), rng.integers(0, 5, (10, 6)).astype(np.int32)

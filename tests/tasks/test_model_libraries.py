@@ -1,8 +1,5 @@
 """Models of other libraries: equal to their libraries', resumed, swept, defined again in a notebook."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import chex
@@ -23,7 +20,7 @@ as_instance_or_factory = pytest.mark.parametrize("as_instance", [pytest.param(Tr
 
 
 @as_instance_or_factory
-def test_nnx_equals_its_library(as_instance: bool) -> None:
+def test_nnx_equals_its_library(as_instance):
     module = elsewhere.NNXNet(3, rngs=nnx.Rngs(KEY))
     init, apply = as_model(module if as_instance else MODELS["a Flax NNX module"])
     params, state = init(KEY, INPUTS)
@@ -37,7 +34,7 @@ def test_nnx_equals_its_library(as_instance: bool) -> None:
 
 
 @as_instance_or_factory
-def test_equinox_equals_its_library(as_instance: bool) -> None:
+def test_equinox_equals_its_library(as_instance):
     eqx = pytest.importorskip("equinox")
     factory = elsewhere.equinox_net(3)
     module, before = factory(KEY)
@@ -60,7 +57,7 @@ def test_equinox_equals_its_library(as_instance: bool) -> None:
     np.testing.assert_allclose(apply(params, state, INPUTS, None).outputs, evaluated, rtol=1e-5)
 
 
-def test_an_array_that_is_not_floating_is_state() -> None:
+def test_an_array_that_is_not_floating_is_state():
     init, apply = as_model(elsewhere.Tree([np.ones((3, 2), np.float32), np.arange(4).reshape(2, 2)]))
     params, state = init(KEY, INPUTS)
     assert params["layers"].keys() == {"0"} and state["constants"]["layers"]["1"].tolist() == [[0, 1], [2, 3]]
@@ -70,7 +67,7 @@ def test_an_array_that_is_not_floating_is_state() -> None:
 @pytest.mark.parametrize(
     "name", [name if "NNX" in name else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 )
-def test_runs_resume_exactly(name: str, tmp_path: Path) -> None:
+def test_runs_resume_exactly(name, tmp_path):
     experiment, path = tiny.experiment(model=MODELS[name]), tmp_path / "run"
     expected = tiny.fit(experiment)
     for report in jn.iterate(experiment, run_dir=path, **tiny.HOW):
@@ -82,7 +79,7 @@ def test_runs_resume_exactly(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_swept_dropout_rate_of_equinox_is_not_trained() -> None:
+def test_a_swept_dropout_rate_of_equinox_is_not_trained():
     def task(config: tiny.Config) -> jn.Task:
         return jn.tasks.classification(lambda key: elsewhere.equinox_net(3, config.learning_rate)(key))
 
@@ -102,7 +99,7 @@ class Net(nnx.Module):
 """
 
 
-def test_a_class_may_be_defined_again() -> None:
+def test_a_class_may_be_defined_again():
     # As a notebook does that runs a cell again, or `%autoreload` after an edit; Equinox's is new in each factory call.
     notebook: dict[str, Any] = {"__name__": "notebook", "FACTOR": 1.0}
     exec(SOURCE, notebook)
@@ -118,7 +115,7 @@ def test_a_class_may_be_defined_again() -> None:
 
 
 @pytest.mark.slow
-def test_equinox_examples_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equinox_examples_of_the_documentation_run(tmp_path, monkeypatch):
     pytest.importorskip("equinox")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": __name__}

@@ -1,7 +1,5 @@
 """Models in any form as tasks: flags, batch statistics, sown losses, draws, mixed precision."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -34,7 +32,7 @@ class TakesDeterministic(linen.Module):
         (lambda key, x: {}, lambda params, x, train=False: 2 * x if train else x),
     ],
 )
-def test_models_get_a_flag_for_training(model: Any) -> None:
+def test_models_get_a_flag_for_training(model):
     # Each doubles its inputs in training.
     init, apply = as_model(model)
     inputs = np.float32([[1.0, 2.0]])
@@ -43,7 +41,7 @@ def test_models_get_a_flag_for_training(model: Any) -> None:
     assert apply(params, model_state, inputs, None)[0].tolist() == [[1.0, 2.0]]
 
 
-def test_batch_statistics_change_in_training_alone() -> None:
+def test_batch_statistics_change_in_training_alone():
     # Of 0 and 4 the mean is 2 and the variance 4; at momentum 0.9 from 0 and 1: 0.2, and 0.9 + 0.4 = 1.3.
     init, apply = map(jax.jit, as_model(linen.BatchNorm(momentum=0.9, epsilon=0.0)))
     inputs = np.float32([[0.0], [4.0]])
@@ -73,7 +71,7 @@ class Sowing(linen.Module):
 
 
 @pytest.mark.parametrize("form", [tuple, lambda pair: dict(zip(("scale", "x"), reversed(pair), strict=True))])
-def test_sown_losses_are_added_in_training_alone_and_inputs_may_be_several(form: Any) -> None:
+def test_sown_losses_are_added_in_training_alone_and_inputs_may_be_several(form):
     # 2 * (1 + 2) + 2 * (3 + 4) + 1, whatever the targets, of which there are none.
     inputs = form((np.float32([[1.0, 2.0], [3.0, 4.0]]), np.float32([[1.0], [1.0]])))
     task = tasks.supervised(Sowing(), lambda outputs, targets: 0 * outputs[:, 0], {"loss": lambda y, _: 0 * y[:, 0]})
@@ -98,7 +96,7 @@ class Noisy(linen.Module):
         return linen.Dense(3)(x + jax.random.normal(self.make_rng("noise"), x.shape) if train else x)
 
 
-def test_modules_draw_from_any_stream_in_training_alone() -> None:
+def test_modules_draw_from_any_stream_in_training_alone():
     init, apply = as_model(Noisy())
     inputs = np.zeros((2, 3), np.float32)
     params, model_state = init(KEY, inputs)
@@ -108,7 +106,7 @@ def test_modules_draw_from_any_stream_in_training_alone() -> None:
     assert np.array_equal(still, same)
 
 
-def test_pairs_get_key_and_inputs() -> None:
+def test_pairs_get_key_and_inputs():
     def apply(params: Any, inputs: jax.Array, key: jax.Array | None) -> jax.Array:
         return inputs if key is None else jax.random.normal(key, inputs.shape)
 
@@ -126,7 +124,7 @@ class Normed(linen.Module):
         return linen.BatchNorm(use_running_average=not train)(linen.Dense(3)(x))
 
 
-def test_policy_makes_products_narrow_and_keeps_parameters_and_state_wide() -> None:
+def test_policy_makes_products_narrow_and_keeps_parameters_and_state_wide():
     task, batch = tasks.classification(Normed(), policy=Policy(compute="bfloat16")), batch_of(np.ones((2, 4)), [2, 0])
     graded = jax.value_and_grad(task.loss, has_aux=True)
     params, before = jax.eval_shape(task.init, KEY, batch)
@@ -147,7 +145,7 @@ class SowingTokens(linen.Module):
         return linen.Dense(4, kernel_init=linen.initializers.zeros)(jax.nn.one_hot(tokens, 4))
 
 
-def test_sown_losses_are_not_divided_by_tokens() -> None:
+def test_sown_losses_are_not_divided_by_tokens():
     batch = Batch(np.zeros((2, 5), np.int32), np.zeros((2, 5), np.int32), np.ones(2, np.float32))
     task = tasks.next_token(SowingTokens())
     loss, (_, metrics) = jax.jit(lambda: task.loss(*task.init(KEY, batch), batch, KEY))()

@@ -1,7 +1,5 @@
 """What does not fit a task is named: outputs, targets, settings, models, labels."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any
@@ -103,18 +101,18 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("call", "words"), CALLS, ids=[words for _, words in CALLS])
-def test_what_does_not_fit_is_named(call: Callable[[], Any], words: str) -> None:
+def test_what_does_not_fit_is_named(call, words):
     with pytest.raises(ConfigError, match=words):
         call()
 
 
-def test_labels_that_are_no_class_are_named_before_training() -> None:
+def test_labels_that_are_no_class_are_named_before_training():
     first_logit = tiny.init, lambda params, inputs: tiny.apply(params, inputs)[:, 0]
     with pytest.raises(DataError, match=r"label 2 .*renumber the labels"):
         tiny.fit(tiny.experiment(task=lambda config: binary_classification(first_logit)))
 
 
-def test_a_state_of_another_class_is_refused() -> None:
+def test_a_state_of_another_class_is_refused():
     params, state = as_model(lambda rngs: nnx.Linear(3, 3, rngs=rngs))[0](KEY, INPUTS)
     wider, other = (lambda rngs: nnx.Linear(3, 4, rngs=rngs)), (lambda rngs: nnx.LayerNorm(3, rngs=rngs))
     for model, words in ((wider, r"bias of shape \[4\], which is of shape \[3\]"), (other, "scale of .* is absent")):
@@ -122,7 +120,7 @@ def test_a_state_of_another_class_is_refused() -> None:
             as_model(model)[1](params, state, INPUTS, None)
 
 
-def test_tables_of_one_row_take_any_token() -> None:
+def test_tables_of_one_row_take_any_token():
     ids = np.arange(8, dtype=np.int32).reshape(4, 2)
     splits = jn.data.arrays((ids, np.arange(4) % 3))
     batch = jn.Batch(ids, np.arange(4) % 3, np.ones(4, np.float32))

@@ -1,7 +1,5 @@
 """`jaxnn.testing` finds what is wrong with a user's task, step or layer, and nothing where nothing is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -70,13 +68,13 @@ TASKS = {
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_check_of_what_a_task_does_wrong_fails(name: str) -> None:
+def test_the_check_of_what_a_task_does_wrong_fails(name):
     task, check = TASKS[name]
     with pytest.raises(ConformanceError, match=f"check_task: 1 of 1 checks failed.\n{check}: "):
         check_task(task, BATCH, optimizer=SGD, checks=(check,))
 
 
-def test_right_tasks_pass_every_check() -> None:
+def test_right_tasks_pass_every_check():
     every = (*jn.testing.TASK_CHECKS, "padded step")
     assert check_task(CLASSES, BATCH, checks=every) == dict.fromkeys(every, "passed")
 
@@ -98,7 +96,7 @@ def of_the_first(state: Any, batch: jn.Batch) -> Any:
 
 
 @pytest.mark.parametrize(("wrong", "check"), [(widened, "trace"), (of_the_first, "vmap")])
-def test_the_check_of_what_a_step_does_wrong_fails(wrong: Any, check: str) -> None:
+def test_the_check_of_what_a_step_does_wrong_fails(wrong, check):
     state = jn.steps.init_train_state(CLASSES, SGD, jax.random.key(0), BATCH)
     assert check_step(step, state, BATCH, checks=(check,)) == {check: "passed"}
     with pytest.raises(ConformanceError, match=f"\n{check}: "):
@@ -124,19 +122,19 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_check_of_what_a_layer_does_wrong_fails(name: str) -> None:
+def test_the_check_of_what_a_layer_does_wrong_fails(name):
     layer, check = LAYERS[name]
     with pytest.raises(ConformanceError, match=f"check_layer: 1 of 1 checks failed.\n{check}: "):
         check_layer(layer, BATCH.inputs, KERNEL, checks=(check,))
 
 
-def test_right_layers_pass_every_check() -> None:
+def test_right_layers_pass_every_check():
     every = dict.fromkeys(jn.testing.LAYER_CHECKS, "passed")
     assert check_layer(lambda params, x: jnp.tanh(x @ params["kernel"]), BATCH.inputs, KERNEL) == every
     assert check_layer(linen.Embed(5, 2), np.arange(8) % 5) == every
 
 
-def test_all_failures_are_listed_and_unknown_checks_and_small_batches_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_failures_are_listed_and_unknown_checks_and_small_batches_refused(monkeypatch):
     with pytest.raises(ConformanceError) as caught:
         check_task(evaluating(lambda each, mask: each.sum()), BATCH, checks=("padding", "trace", "sums"))
     first, *lines = str(caught.value).splitlines()

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -72,7 +71,7 @@ def same_trees(one: jn.Run, other: jn.Run) -> bool:
 
 
 @pytest.mark.parametrize(("leaves", "least"), [(6, 5), pytest.param(None, 1, marks=pytest.mark.slow)])
-def test_predictions_are_those_of_scikit_learn(leaves: int | None, least: int) -> None:
+def test_predictions_are_those_of_scikit_learn(leaves, least):
     inputs, targets = table(400)
     inputs = inputs.round(1)  # a bin for each value
     # Its least number of rows does not count their weights.
@@ -90,7 +89,7 @@ def test_predictions_are_those_of_scikit_learn(leaves: int | None, least: int) -
     np.testing.assert_allclose(found, theirs.fit(inputs, targets, weights).predict(inputs), atol=1e-4)
 
 
-def test_the_loss_falls_and_is_that_of_the_predictions(trained: jn.Run) -> None:
+def test_the_loss_falls_and_is_that_of_the_predictions(trained):
     first, last = trained.metrics["train_loss"]
     assert last < first
     inputs, targets = trained.experiment.data(trained.config).test.examples
@@ -99,7 +98,7 @@ def test_the_loss_falls_and_is_that_of_the_predictions(trained: jn.Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_member_of_a_sweep_grows_the_trees_of_its_run(trained: jn.Run, tmp_path: Path) -> None:
+def test_a_member_of_a_sweep_grows_the_trees_of_its_run(trained, tmp_path):
     points = jn.search.zip(learning_rate=[0.1, 0.3], seed=[1, 0])
     how: Any = {"steps_per_call": 2, "vmap_size": 2, "devices": 1, "progress": "none"}
     swept = jn.sweep(experiment(), points, run_dir=tmp_path / "sweep", **how)
@@ -107,7 +106,7 @@ def test_a_member_of_a_sweep_grows_the_trees_of_its_run(trained: jn.Run, tmp_pat
 
 
 @pytest.mark.slow
-def test_room_for_fewer_bins_and_other_implementations_grow_the_same_trees(trained: jn.Run) -> None:
+def test_room_for_fewer_bins_and_other_implementations_grow_the_same_trees(trained):
     assert same_trees(tiny.fit(experiment(max_bins=ROWS, categorical={3: 6}), **HOW), trained)
     with jn.nn.portable():  # those of other platforms
         assert same_trees(tiny.fit(experiment(), **HOW), trained)
@@ -123,7 +122,7 @@ def test_room_for_fewer_bins_and_other_implementations_grow_the_same_trees(train
     ],
 )
 @native.needed
-def test_the_native_kernel_grows_the_same_trees(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_the_native_kernel_grows_the_same_trees(settings, tmp_path):
     inputs, targets = table(3000)  # several threads share the rows
     inputs = np.hstack([inputs, inputs[:, :2].round(), np.abs(inputs[:, :1])])
     inputs[:, 3] += np.random.default_rng(0).geometric(0.05, 3000)  # most categories have few rows
@@ -138,7 +137,7 @@ def test_the_native_kernel_grows_the_same_trees(settings: dict[str, Any], tmp_pa
 
 
 @pytest.mark.slow
-def test_four_devices_and_padded_rows_grow_the_same_trees() -> None:
+def test_four_devices_and_padded_rows_grow_the_same_trees():
     data = (jn.data.binned(table(93), table(32, 1), categorical=(3,), multiple_of=multiple) for multiple in (1, 8))
     runs = [tiny.fit(experiment(data=one), **HOW, **how) for one, how in zip(data, ({}, FOUR), strict=True)]
     assert runs[1].config.batch_size == 96 and same_trees(*runs)
@@ -146,7 +145,7 @@ def test_four_devices_and_padded_rows_grow_the_same_trees() -> None:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_grows_the_same_trees(trained: jn.Run, tmp_path: Path) -> None:
+def test_a_resumed_run_grows_the_same_trees(trained, tmp_path):
     for report in jn.iterate(experiment(), run_dir=tmp_path / "run", **tiny.HOW | HOW, checkpoint_every=2):
         if report.step == 2:
             break
@@ -155,7 +154,7 @@ def test_a_resumed_run_grows_the_same_trees(trained: jn.Run, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_constrained_predictions_are_monotone() -> None:
+def test_constrained_predictions_are_monotone():
     rng = np.random.default_rng(0)
     inputs = rng.uniform(size=(300, 2))
     targets = np.sin(9 * inputs[:, 0]) - inputs[:, 1] + rng.normal(size=300)
@@ -166,7 +165,7 @@ def test_constrained_predictions_are_monotone() -> None:
 
 
 @pytest.mark.slow
-def test_quantiles_are_those_of_the_targets() -> None:
+def test_quantiles_are_those_of_the_targets():
     rng = np.random.default_rng(0)
     inputs = rng.uniform(size=(500, 1))
     targets = inputs[:, 0] * rng.exponential(size=500)
@@ -175,7 +174,7 @@ def test_quantiles_are_those_of_the_targets() -> None:
 
 
 @pytest.mark.slow
-def test_a_fitted_model_keeps_its_depth_and_the_place_of_its_targets(regressor: Any, tmp_path: Path) -> None:
+def test_a_fitted_model_keeps_its_depth_and_the_place_of_its_targets(regressor, tmp_path):
     inputs, targets = table()
     model = trees.GradientBoostingRegressor(**FITTED).fit(inputs, targets.astype(np.float64) + 1e8)
     found = model.predict(inputs)
@@ -195,7 +194,7 @@ def test_a_fitted_model_keeps_its_depth_and_the_place_of_its_targets(regressor: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", [trees.huber(0.5), trees.poisson()])
-def test_objectives_lower_their_loss(objective: trees.Objective) -> None:
+def test_objectives_lower_their_loss(objective):
     inputs, targets = table()
     run = tiny.fit(experiment(objective, jn.data.binned((inputs, np.abs(targets)), categorical=(3,))), **HOW)
     first, last = run.metrics["train_loss"]
@@ -203,9 +202,7 @@ def test_objectives_lower_their_loss(objective: trees.Objective) -> None:
 
 
 @pytest.mark.slow
-def test_exported_predictions_of_numbers_are_those_of_the_model(
-    regressor: Any, trained: jn.Run, tmp_path: Path
-) -> None:
+def test_exported_predictions_of_numbers_are_those_of_the_model(regressor, trained, tmp_path):
     inputs, targets = table()
     classifier = trees.GradientBoostingClassifier(**FITTED).fit(inputs, np.digitize(targets, (-0.5, 0.5)))
     rows = np.float32(table(200, 1)[0])
@@ -227,7 +224,7 @@ def test_exported_predictions_of_numbers_are_those_of_the_model(
 
 
 @pytest.mark.slow
-def test_the_best_number_of_trees_predicts_after_an_early_stop(tmp_path: Path) -> None:
+def test_the_best_number_of_trees_predicts_after_an_early_stop(tmp_path):
     settings: Any = {"num_trees": 50, "max_depth": 3, "learning_rate": 0.9}
     splits = jn.data.binned(table(), validation=table(32, 1))
     how: Any = {"steps_per_call": 1, "report_every": 1, "eval_every": 1, "patience": 3, "run_dir": tmp_path / "run"}
@@ -244,7 +241,7 @@ def test_the_best_number_of_trees_predicts_after_an_early_stop(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_plots_show_conditions_in_units_of_the_inputs() -> None:
+def test_plots_show_conditions_in_units_of_the_inputs():
     inputs, _ = table()
     targets = np.isin(inputs[:, 3], (1, 4)) * 2.0 + (inputs[:, 0] > 0.5)
     model = trees.GradientBoostingRegressor(**FITTED).fit(inputs, targets)
@@ -258,7 +255,7 @@ def test_plots_show_conditions_in_units_of_the_inputs() -> None:
 
 
 @pytest.mark.slow
-def test_contributions_are_shapley_values(regressor: Any) -> None:
+def test_contributions_are_shapley_values(regressor):
     inputs, state = table(6)[0], regressor.state_
     bins = regressor.bins_.apply(inputs)
 
@@ -302,7 +299,7 @@ def ranks() -> jn.Run:
     return fit_ranks({})
 
 
-def test_gradients_are_sums_over_pairs_and_the_metric_is_the_ndcg() -> None:
+def test_gradients_are_sums_over_pairs_and_the_metric_is_the_ndcg():
     scores, (_, grades, _) = np.random.default_rng(0).normal(size=len(QUERIES)).astype(np.float32), ranked()
     weights = np.ones(len(QUERIES), np.float32)
     weights[[2, 9]] = 0  # which are no rows
@@ -325,7 +322,7 @@ def test_gradients_are_sums_over_pairs_and_the_metric_is_the_ndcg() -> None:
     np.testing.assert_allclose(found, [gradients, hessians], atol=1e-6)
 
 
-def test_training_lowers_the_loss_which_is_averaged_over_queries(ranks: jn.Run) -> None:
+def test_training_lowers_the_loss_which_is_averaged_over_queries(ranks):
     first, last = ranks.metrics["train_loss"]
     assert last < first < 0.3
     bins = ranks.experiment.data(Config()).test.examples.inputs["bins"]
@@ -335,7 +332,7 @@ def test_training_lowers_the_loss_which_is_averaged_over_queries(ranks: jn.Run) 
 
 
 @pytest.mark.slow
-def test_devices_rank_by_the_same_trees(ranks: jn.Run) -> None:
+def test_devices_rank_by_the_same_trees(ranks):
     assert same_trees(ranks, fit_ranks(FOUR))
 
 
@@ -380,6 +377,6 @@ ERRORS: dict[type[jn.JaxnnError], dict[str, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize(("error", "words"), [(error, words) for error, rows in ERRORS.items() for words in rows])
-def test_settings_and_data_that_cannot_be_used_are_refused(error: type[jn.JaxnnError], words: str) -> None:
+def test_settings_and_data_that_cannot_be_used_are_refused(error, words):
     with pytest.raises(error, match=re.escape(words)):
         ERRORS[error][words]()

@@ -1,6 +1,5 @@
 """scikit-learn's own checks of the estimators."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,5 +34,5 @@ CHECKS = [
 
 
 @pytest.mark.parametrize(("estimator", "check"), CHECKS)
-def test_an_estimator_passes_the_checks_of_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
+def test_an_estimator_passes_the_checks_of_scikit_learn(estimator, check):
     check(estimator)

@@ -1,7 +1,5 @@
 """Wrong arguments of layers and losses, by one table: each is named before anything is compiled."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -102,7 +100,7 @@ BAD_DATA: list[tuple[Callable[[], Any], str]] = [
 @pytest.mark.parametrize(
     ("error", "call", "words"), [*((ConfigError, *row) for row in TABLE), *((DataError, *row) for row in BAD_DATA)]
 )
-def test_wrong_arguments_are_named(error: type[Exception], call: Callable[[], Any], words: str) -> None:
+def test_wrong_arguments_are_named(error, call, words):
     def traced() -> None:
         call()
 

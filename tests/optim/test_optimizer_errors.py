@@ -1,7 +1,5 @@
 """Wrong arguments and uses of optimizers, by one table: each is named before anything is compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -86,7 +84,7 @@ TABLE: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("call", "words"), TABLE, ids=[words for _, words in TABLE])
-def test_wrong_arguments_and_uses_are_named(call: Callable[[], Any], words: str) -> None:
+def test_wrong_arguments_and_uses_are_named(call, words):
     def run() -> None:
         call()
 
