@@ -94,7 +94,13 @@ def _server() -> tuple[socket.socket, dict[str, str], subprocess.Popen[bytes]]:
     with theirs:
         command = [sys.executable, os.path.abspath(__file__), str(theirs.fileno())]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True)
-    atexit.register(ours.close)  # ends the server
+
+    def end() -> None:
+        ours.close()
+        process.kill()
+        process.wait()
+
+    atexit.register(end)
     return ours, {name: value for name, value in os.environ.items() if name.startswith(AT_START)}, process
 
 
