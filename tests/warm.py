@@ -93,7 +93,9 @@ def _server() -> tuple[socket.socket, dict[str, str], subprocess.Popen[bytes]]:
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, os.path.abspath(__file__), str(theirs.fileno())]
-        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+        )
 
     def end() -> None:
         ours.close()
