@@ -45,8 +45,9 @@ test-slow: $(INSTALLED)  ## run the other tests: with processes, full disks, not
 	@$(BIN)/python -m pytest -n 2 --only-slow tests
 
 test-portable: $(INSTALLED)  ## run the tests of what native kernels compute, without them
-	@JAXNN_NATIVE=off $(BIN)/python -m pytest -n 2 --slow $(addprefix tests/,nn optim trees/test_boosting.py \
-	  engine/test_conformance.py run/test_resume.py)
+	@JAXNN_NATIVE=off $(BIN)/python -m pytest -n 2 --slow $(addprefix tests/,nn/test_attention.py nn/test_convolution.py nn/test_dense.py \
+	  nn/test_dropout.py nn/test_normalization.py nn/test_recurrent.py nn/test_transformations.py optim/test_adam.py \
+	  trees/test_boosting.py engine/test_conformance.py run/test_resume.py)
 
 test-gpu-compile: $(GPU)/.installed  ## compile for NVIDIA GPUs, of which none is needed, and check the programs
 	@JAX_PLATFORMS=cpu $(GPU)/bin/python -m pytest -n 2 --dist load tests/gpu_compile
