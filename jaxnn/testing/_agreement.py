@@ -83,10 +83,12 @@ def difference(found: Any, expected: Any, tolerance: float, ways: str) -> str | 
 
 
 def at(tree: Any, *place: Any) -> Any:
+    """The entries of each array of ``tree`` at ``place``."""
     return jax.tree.map(lambda leaf: leaf[place], tree)
 
 
 def stacked(*trees: Any) -> Any:
+    """``trees`` as one, of arrays with a first axis for them."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
