@@ -49,15 +49,17 @@ def check_sums(evaluate: Callable[..., Any], state: Any, batch: Batch, size: int
     values = [_CONSTANT] * len(jax.tree.leaves(state)) + [_Value(0, masked, True) for masked in is_mask]
     unknown = dict[str, None]()
     for name, value in zip(names, _outputs(first, second, values), strict=True):
-        remedy = "the mask, batch.mask.sum()" if name == "count" else "values * batch.mask over the batch"
+        remedy = f"return the sum of {'batch.mask' if name == 'count' else 'values * batch.mask'}"
         if not value.is_batched:  # a constant
             continue
         if value.degree is None:
             unknown[name] = None
         elif value.degree != 1:
-            raise ConfigError(f"{name!r} of the task's evaluate is the same for twice as many examples: sum {remedy}.")
+            power = f"grows as the number of examples to the power {value.degree}, which no sum does"
+            wrong = power if value.degree else "is a mean over the examples, not a sum"
+            raise ConfigError(f"{name!r} of the task's evaluate {wrong}: {remedy}.")
         elif not value.is_masked:
-            raise ConfigError(f"{name!r} of the task's evaluate counts padding too, whose mask is 0: sum {remedy}.")
+            raise ConfigError(f"{name!r} of the task's evaluate counts padding too, whose mask is 0: {remedy}.")
     return list(unknown)
 
 
