@@ -53,6 +53,8 @@ class Costs:
             self._tests[report.nodeid] = dict(report.user_properties)["cost"]  # type: ignore[assignment]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._is_worker:
+            return
         files: dict[str, Counter[str]] = {}
         for test, cost in self._tests.items():
             files.setdefault(test.partition("::")[0], Counter()).update(cost)

@@ -45,6 +45,7 @@ class Warm:
         if self.returncode is None:
             with contextlib.suppress(BlockingIOError):
                 self.returncode = int(self._status.recv(16) or -signal.SIGKILL)
+                self._status.close()
         return self.returncode
 
     def wait(self, timeout: float = 600.0) -> int:
