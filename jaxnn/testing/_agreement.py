@@ -38,9 +38,10 @@ class ConformanceError(JaxnnError, AssertionError):
 
 def run_checks(name: str, known: Mapping[str, Callable[[], str | None]], checks: Sequence[str]) -> dict[str, str]:
     """Runs ``checks``, each of which returns what it found or None, or raises `LeftOut`."""
+    checks = (checks,) if isinstance(checks, str) else checks
     if unknown := [check for check in checks if check not in known]:
         raise ConfigError(f"{name} has no check {unknown[0]!r}: {suggest(unknown[0], known)}.")
-    results, failed, cause = dict[str, str](), list[str](), None
+    results, failed, cause = dict[str, str](), dict[str, list[str]](), None
     for check in checks:
         try:
             fault = known[check]()
@@ -50,13 +51,19 @@ def run_checks(name: str, known: Mapping[str, Callable[[], str | None]], checks:
         # The user's code: what it raises is the result of the check.
         except Exception as error:
             cause, fault = error, None
-            failed.append(f"{check}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+            failed.setdefault(one_line(error), []).append(check)
         if fault is not None:
-            failed.append(f"{check}: {fault}: {_REMEDIES[check]}")
+            failed.setdefault(f"{fault}: {_REMEDIES[check]}", []).append(check)
     if failed:
-        count = f"{len(failed)} of {len(checks)} checks failed"
-        raise ConformanceError("\n".join([f"{name}: {count}.", *failed])) from cause
+        count = f"{sum(map(len, failed.values()))} of {len(checks)} checks failed"
+        lines = (f"{', '.join(names)}: {text}" for text, names in failed.items())
+        raise ConformanceError("\n".join([f"{name}: {count}.", *lines])) from cause
     return results
+
+
+def one_line(error: Exception) -> str:
+    """The type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 class LeftOut(Exception):

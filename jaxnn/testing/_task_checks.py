@@ -55,17 +55,23 @@ def check_task(
     >>> jn.testing.check_task(task, batch, checks=("padding", "sums"))
     {'padding': 'passed', 'sums': 'passed'}
     """
+    if not isinstance(task, Task):
+        raise ConfigError(
+            f"check_task needs a Task, as jn.tasks.classification(model) returns, not a {type(task).__name__}."
+        )
+    _check_batch("check_task", batch)
     if len(batch.mask) < 4:
         raise ConfigError(f"check_task needs a batch of at least 4 examples, not {len(batch.mask)}.")
     optimizer = optimizer or optax.sgd(0.1, momentum=0.9)
     if state is None:
         state = jax.jit(partial(init_train_state, task, optimizer))(jax.random.key(0), batch)
-    trained = _Trained(make_train_step(task, optimizer), make_evaluate_step(task), state, batch)
+    evaluate = None if task.evaluate is Task(task.init).evaluate else make_evaluate_step(task)
+    trained = _Trained(make_train_step(task, optimizer), evaluate, state, batch)
     found = {
         **_step_checks(trained, tolerance),
-        "padding": lambda: _padding(trained, tolerance)[1],
+        "padding": lambda: _padding(trained, tolerance)[1] if evaluate else _without_evaluate(),
         "padded step": lambda: _padding(trained, tolerance)[0],
-        "sums": lambda: _sums(trained, tolerance),
+        "sums": lambda: _sums(trained, tolerance) if evaluate else _without_evaluate(),
         "bfloat16": lambda: _narrow_loss(task, trained),
         "devices": lambda: _on_devices(task, optimizer, trained, "data", num_devices, 10 * tolerance),
         "pmap": lambda: _on_devices(task, optimizer, trained, "pmap", num_devices, 10 * tolerance),
@@ -91,6 +97,11 @@ def check_step(
     >>> jn.testing.check_step(jn.steps.make_train_step(task, optimizer), state, batch, checks=("jit", "parameters"))
     {'jit': 'passed', 'parameters': 'passed'}
     """
+    if not isinstance(state, TrainState):
+        raise ConfigError(
+            f"check_step needs a state, as jn.steps.init_train_state returns, not a {type(state).__name__}."
+        )
+    _check_batch("check_step", batch)
     return run_checks("check_step", _step_checks(_Trained(step, None, state, batch), tolerance), checks)
 
 
@@ -104,8 +115,9 @@ class _Trained:
         self, step: TrainStep, evaluate: Callable[..., Metrics] | None, state: TrainState, batch: Batch
     ) -> None:
         self.batch = jax.device_get(batch)
-        typed = jnp.issubdtype(state.key.dtype, jax.dtypes.prng_key)
-        self.start = jax.device_get(state._replace(key=jax.random.key_data(state.key) if typed else state.key))
+        # How the keys among its arrays are made of numbers; None for other arrays.
+        self._kinds = [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in jax.tree.leaves(state)]
+        self.start = jax.device_get(_with_numbers(state))
         self.traces = 0
         self._evaluate = evaluate
         self._step = step
@@ -114,10 +126,17 @@ class _Trained:
         """``step`` of states whose key is numbers."""
 
         def call(state: TrainState, batch: Batch) -> Any:
-            state, metrics = step(state._replace(key=jax.random.wrap_key_data(state.key)), batch)
-            return state._replace(key=jax.random.key_data(state.key)), metrics
+            state, metrics = step(self.with_keys(state), batch)
+            return _with_numbers(state), metrics
 
         return call
+
+    def with_keys(self, state: TrainState) -> TrainState:
+        """``state`` with keys in place of their numbers."""
+        leaves, tree = jax.tree.flatten(state)
+        pairs = zip(leaves, self._kinds, strict=True)
+        wrapped = [leaf if kind is None else jax.random.wrap_key_data(leaf, impl=kind) for leaf, kind in pairs]
+        return jax.tree.unflatten(tree, wrapped)  # type: ignore[no-any-return]
 
     @cached_property
     def step(self) -> Callable[..., Any]:
@@ -133,7 +152,7 @@ class _Trained:
     def evaluated(self, state: TrainState, batch: Batch) -> Metrics:
         """The sums of an evaluation."""
         assert self._evaluate is not None
-        return self._evaluate(state._replace(key=jax.random.wrap_key_data(state.key)), batch)
+        return self._evaluate(self.with_keys(state), batch)
 
     @cached_property
     def compiled(self) -> Callable[[TrainState, Batch], Any]:
@@ -171,6 +190,23 @@ class _Trained:
         return results
 
 
+def _is_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _with_numbers(state: TrainState) -> TrainState:
+    return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, state)  # type: ignore[no-any-return]
+
+
+def _without_evaluate() -> None:
+    raise LeftOut("left out: the task has no evaluate")
+
+
+def _check_batch(name: str, batch: Any) -> None:
+    if not isinstance(batch, Batch) or batch.mask is None:
+        raise ConfigError(f"{name} needs a batch jn.Batch(inputs, targets, mask), not a {type(batch).__name__}.")
+
+
 def _named(results: Any) -> dict[str, Any]:
     """The results of a step, by name."""
     return dict(zip(("state", "metrics"), results, strict=True))
@@ -199,7 +235,8 @@ def _traced_once(trained: _Trained) -> str | None:
     jax.eval_shape(partial(jax.lax.scan, trained.step), trained.start, stacked(*trained.batches))
     if trained.traces > 1:
         return f"{NUM_STEPS} steps were traced {trained.traces} times"
-    return difference(after.step, trained.start.step + NUM_STEPS, 0, f"after {NUM_STEPS} steps")
+    counted, expected = {"step": after.step}, {"step": trained.start.step + NUM_STEPS}
+    return difference(counted, expected, 0, f"after {NUM_STEPS} steps")
 
 
 def _mapped_steps(trained: _Trained, tolerance: float) -> str | None:
@@ -257,7 +294,8 @@ def _sums(trained: _Trained, tolerance: float) -> str | None:
 
 def _narrow_loss(task: Task, trained: _Trained) -> str | None:
     def loss(state: TrainState, batch: Batch) -> Any:
-        return task.loss(state.params, state.model_state, batch, jax.random.wrap_key_data(state.key))[0]
+        state = trained.with_keys(state)
+        return task.loss(state.params, state.model_state, batch, state.key)[0]
 
     program = jax.jit(loss)
     wide = program(trained.start, trained.batch)

@@ -177,6 +177,21 @@ SUMS: dict[str, tuple[Any, bool]] = {
     "a mean times the size": (lambda batch: (batch.mask * batch.inputs[:, 0]).mean() * len(batch.mask), True),
     "of two by two": (lambda batch: (batch.mask * jax.lax.top_k(batch.inputs, 2)[0].sum(1)).sum(), True),
     "zeros": (lambda batch: jnp.zeros(3), True),
+    "sorted": (lambda batch: (batch.mask[:, None] * jnp.sort(batch.inputs, axis=1)).sum(), True),
+    "scanned": (
+        lambda batch: (batch.mask * jax.lax.scan(lambda c, x: (c + x, x), 0 * batch.mask, batch.inputs.T)[0]).sum(),
+        True,
+    ),
+    "of two means": (lambda batch: jnp.full(2, batch.mask.mean()) * np.full(2, len(batch.mask)), True),
+    "chosen": (
+        lambda batch: jax.lax.cond(
+            batch.inputs.sum() > 0, lambda v: v * len(batch.mask), lambda v: 2 * v * len(batch.mask), batch.mask.mean()
+        ),
+        False,
+    ),
+    "reduced": (lambda batch: jax.lax.reduce(batch.mask, np.float32(0), lambda a, b: a + b, (0,)), False),
+    "pairs": (lambda batch: jnp.outer(batch.mask, batch.mask).sum(), False),
+    "looped": (lambda batch: jax.lax.fori_loop(0, len(batch.mask), lambda i, c: c + 1.0, 0.0), False),
     "infinite": (lambda batch: jnp.where(batch.mask > 0, jnp.inf, 0.0).sum(), True),
     "coupled": (lambda batch: batch.mask.sum() * jnp.log(jnp.maximum(batch.mask.sum(), 1.0)), False),
     # Of a batch of three there are no five.

@@ -134,6 +134,58 @@ def test_right_layers_pass_every_check():
     assert check_layer(linen.Embed(5, 2), np.arange(8) % 5) == every
 
 
+def test_keys_of_any_kind_and_place_are_kept():
+    keyed = CLASSES._replace(
+        init=lambda key, batch: (tiny.init(key, batch.inputs), {"own": jax.random.key(1, impl="rbg")}),
+        evaluate=jn.Task(CLASSES.init).evaluate,
+    )
+    results = check_task(keyed, BATCH, checks=("vmap", "trace", "padding", "sums"))
+    assert [results[check] for check in ("vmap", "trace")] == ["passed"] * 2
+    assert all("no evaluate" in results[check] for check in ("padding", "sums"))
+
+    def split(state, batch):
+        after, metrics = step(state._replace(key=jax.random.key(0)), batch)
+        return after._replace(key=jax.random.split(state.key)[0]), metrics
+
+    for key in (jax.random.PRNGKey(0), jax.random.key(0, impl="rbg")):
+        state = jn.steps.init_train_state(CLASSES, SGD, jax.random.key(0), BATCH)._replace(key=key)
+        assert set(check_step(split, state, BATCH, checks=("trace", "vmap")).values()) == {"passed"}
+
+
+@jax.custom_vjp
+def right_gradient(x: jax.Array) -> jax.Array:
+    return jnp.sin(x)
+
+
+right_gradient.defvjp(lambda x: (jnp.sin(x), x), lambda x, gradient: (jnp.cos(x) * gradient,))
+
+
+def test_layers_without_forward_mode_with_odd_batches_and_integer_outputs_pass():
+    def layer(params, x):
+        outputs = right_gradient(x @ params["kernel"])
+        return {"outputs": outputs, "label": outputs.argmax(1)}
+
+    results = check_layer(layer, BATCH.inputs[:5], KERNEL, checks=("gradient", "devices", "bfloat16"))
+    assert set(results.values()) == {"passed"}
+
+
+# A call, and two words that tell the mistake.
+MISUSED = {
+    "a model as a task": (lambda: check_task(tiny.MODEL, BATCH), "needs a Task"),
+    "a tuple as a batch": (lambda: check_task(CLASSES, (BATCH.inputs, BATCH.targets)), "jn.Batch"),
+    "a batch as a state": (lambda: check_step(step, BATCH, BATCH), "needs a state"),
+    "a missing argument": (lambda: check_layer(linen.BatchNorm(), BATCH.inputs), "initialised .* layer.apply"),
+}
+
+
+@pytest.mark.parametrize("name", MISUSED)
+def test_misuse_is_one_line(name):
+    call, words = MISUSED[name]
+    with pytest.raises(jn.ConfigError, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
 def test_all_failures_are_listed_and_unknown_checks_and_small_batches_refused(monkeypatch):
     with pytest.raises(ConformanceError) as caught:
         check_task(evaluating(lambda each, mask: each.sum()), BATCH, checks=("padding", "trace", "sums"))
