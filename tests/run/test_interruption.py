@@ -130,9 +130,10 @@ print("still here")
 def test_signal_during_the_import_of_jaxnn_ends_a_script(tmp_path):
     # A stand-in for JAX's modules, which take seconds to import.
     (tmp_path / "optax.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
-    done = shell.python("-c", "import jaxnn; jaxnn.fit", PYTHONPATH=f"{tmp_path}{os.pathsep}{shell.ROOT}")
+    # With a flag it is a new interpreter, which has not imported JAX.
+    done = shell.python("-u", "-c", "import jaxnn; jaxnn.fit", PYTHONPATH=f"{tmp_path}{os.pathsep}{shell.ROOT}")
     assert (done.returncode, done.stderr) == (130, "interrupted while importing jaxnn\n")
-    done = shell.python("-c", IN_COLLECTION)
+    done = shell.python("-u", "-c", IN_COLLECTION)
     assert (done.returncode, done.stdout) == (130, "") and "interrupted while importing jaxnn" in done.stderr
 
 
