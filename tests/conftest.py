@@ -118,7 +118,9 @@ def cached(program_cache: pathlib.Path) -> Iterator[None]:
     use_cache(str(program_cache), 0.0)
 
 
-@pytest.fixture(scope="module")
-def uncached(cached: None) -> None:
-    """Compiles every program, for tests of compiling."""
-    use_cache(None, 0.0)
+@pytest.fixture
+def empty_cache(program_cache: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[None]:
+    """Caches compiled programs in an empty folder, for tests of what is compiled."""
+    use_cache(str(tmp_path / "programs"), 0.0)
+    yield
+    use_cache(str(program_cache), 0.0)

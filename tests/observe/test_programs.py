@@ -26,7 +26,7 @@ from jaxnn.observe import (
 X = np.ones((1, 4, 4, 2), np.float32)
 
 
-def test_lower_ahead_compiles_and_times_each_stage():
+def test_lower_ahead_compiles_and_times_each_stage(empty_cache):
     x = jnp.arange(3.0)
     power, options = lambda x, exponent: x**exponent, {"static_argnums": 1, "donate_argnums": 0}
     compiled, entry = lower_ahead(power, "power", "first call", x, 3, **options).compile()
@@ -37,7 +37,7 @@ def test_lower_ahead_compiles_and_times_each_stage():
     assert not entry.cache_hit and entry.saved_seconds == 0.0
 
 
-def test_hits_of_the_persistent_cache_count():
+def test_hits_of_the_persistent_cache_count(empty_cache):
     first, second = (lower_ahead(lambda x: x @ x.T + 17.5, "square", "test", X[0, 0]).compile()[1] for _ in range(2))
     assert not first.cache_hit and second.cache_hit
     assert 0.0 <= second.saved_seconds <= first.compile_seconds
