@@ -25,7 +25,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
     parser.addoption("--only-slow", action="store_true", help="run the tests marked slow, and no other")
-    parser.addoption("--compile-anew", action="store_true", help="do not start with the programs of earlier runs")
+    parser.addoption("--cold", action="store_true", help="start without the compiled programs of earlier runs")
     parser.addoption("--costs", type=int, default=0, help="print the time and programs of that many tests and files")
     parser.addoption("--costs-to", help="a file that gets a line of totals, in JSON")
 
@@ -94,7 +94,7 @@ def program_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     """
     own = tmp_path_factory.getbasetemp() / "programs"
     kept = request.config.cache.mkdir("programs") / machine_key()
-    if request.config.getoption("--compile-anew") or not kept.is_dir():
+    if request.config.getoption("--cold") or not kept.is_dir():
         own.mkdir()
     else:
         shutil.copytree(kept, own)

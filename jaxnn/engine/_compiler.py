@@ -280,13 +280,6 @@ class Programs:
         """The shapes of a batch of the training split."""
         return jax.eval_shape(self.source.as_batch, self._like)  # type: ignore[no-any-return]
 
-    def compile(self, function: Any, name: str, cause: str, *arguments: Any, **jit: Any) -> Any:
-        """Compiles ``function`` as `lower_ahead` does, on the clock and in the ledger."""
-        with self.clock.span("compile", f"compiling the program to {name}"):
-            program, entry = observe.lower_ahead(function, name, cause, *arguments, **jit).compile()
-        self.ledger.append(entry)
-        return program
-
     def _program(self, key: tuple[Any, ...], cause: str) -> Any:
         if key not in self._compiled:
             with self.clock.span("compile", f"compiling the program to {' '.join(map(str, key[::2]))}"):

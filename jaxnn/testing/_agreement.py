@@ -99,6 +99,18 @@ def stacked(*trees: Any) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
+def moved(tree: Any, size: float) -> Any:
+    """Other numbers: up to ``size`` is added to each float, the same each time, and rows of integers are reversed."""
+    numbers = np.random.default_rng(0)
+
+    def move(leaf: Any) -> Any:
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            return (leaf + numbers.uniform(-size, size, leaf.shape)).astype(leaf.dtype)
+        return leaf[::-1] if leaf.ndim else leaf
+
+    return jax.tree.map(move, tree)
+
+
 def cast(tree: Any, dtype: Any) -> Any:
     """``tree`` with its floating-point arrays in ``dtype``."""
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)

@@ -11,7 +11,17 @@ import numpy as np
 from flax import linen
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxnn.testing._agreement import BFLOAT16_TOLERANCE, LeftOut, at, cast, difference, one_line, run_checks, stacked
+from jaxnn.testing._agreement import (
+    BFLOAT16_TOLERANCE,
+    LeftOut,
+    at,
+    cast,
+    difference,
+    moved,
+    one_line,
+    run_checks,
+    stacked,
+)
 from jaxnn.types import ConfigError, PyTree
 
 LAYER_CHECKS = ("jit", "vmap", "gradient", "rows", "bfloat16", "devices")
@@ -26,14 +36,15 @@ def check_layer(
     checks: Sequence[str] = LAYER_CHECKS,
     tolerance: float = 1e-5,
 ) -> dict[str, str]:
-    """Checks that a layer computes the same however jaxnn runs it, on ``inputs [batch, ...]`` of an even batch.
+    """Checks that a layer computes the same however jaxnn runs it, on ``inputs [batch, ...]``.
 
     ``layer`` is a Flax module, or a function ``(params, inputs) -> outputs [batch, ...]``; the module's variables are
     initialised if ``params`` is None.
 
     - ``jit``: outputs without `jax.jit` equal those with it;
     - ``vmap``: outputs and gradients of two members, mapped, equal those of one after another;
-    - ``gradient``: it is finite and not zero, by each parameter and float input, and equals forward mode's derivative;
+    - ``gradient``: it is finite and not zero, by each parameter and float input, and equals forward mode's derivative,
+      or finite differences where a `jax.custom_vjp` function has no forward mode;
     - ``rows``: outputs of half of the batch equal half of the outputs;
     - ``bfloat16``: parameters and inputs in bfloat16 give outputs in it, near those in float32;
     - ``devices``: gradients on two devices, each with its rows, equal those on one.
@@ -97,23 +108,13 @@ class _Layer:
         gradients, outputs = jax.grad(self._total, self.by, has_aux=True)(params, inputs)
         return outputs, gradients
 
-    def _moved(self, size: float) -> Any:
-        """Other parameters and inputs."""
-        numbers = np.random.default_rng(1)
-
-        def move(leaf: Any) -> Any:
-            floats = jnp.issubdtype(leaf.dtype, jnp.floating)
-            return leaf + numbers.uniform(-size, size, leaf.shape).astype(leaf.dtype) if floats else leaf[::-1]
-
-        return jax.tree.map(move, self.arrays[0]), jax.tree.map(move, self.arrays[1])
-
     def without_jit(self) -> str | None:
         with jax.disable_jit():
             found = self.layer(*jax.tree.map(jnp.asarray, self.arrays))
         return difference(found, self.outputs(*self.arrays), self.tolerance, "without jit")
 
     def mapped(self) -> str | None:
-        members = [self.arrays, self._moved(0.5)]
+        members = [self.arrays, moved(self.arrays, 0.5)]
         # First without gradients, which the layer may not have.
         for function, compiled in ((self.layer, self.outputs), (self._graded, self.graded)):
             found = jax.jit(jax.vmap(function))(*stacked(*members))

@@ -14,7 +14,7 @@ import optax
 from jaxnn.parallel import make_layout
 from jaxnn.steps import init_train_state, make_evaluate_step, make_train_step
 from jaxnn.tasks import averaged_over
-from jaxnn.testing._agreement import BFLOAT16_TOLERANCE, LeftOut, at, cast, difference, run_checks, stacked
+from jaxnn.testing._agreement import BFLOAT16_TOLERANCE, LeftOut, at, cast, difference, moved, run_checks, stacked
 from jaxnn.types import Batch, ConfigError, Metrics, Task, TrainState, TrainStep
 
 STEP_CHECKS = ("jit", "trace", "vmap", "parameters")
@@ -168,13 +168,7 @@ class _Trained:
     @cached_property
     def starts(self) -> list[TrainState]:
         """The first states of two members, whose parameters differ."""
-        numbers = np.random.default_rng(0)
-
-        def moved(leaf: Any) -> Any:
-            floats = jnp.issubdtype(leaf.dtype, jnp.floating)
-            return (leaf + numbers.uniform(-0.1, 0.1, leaf.shape)).astype(leaf.dtype) if floats else leaf
-
-        other = self.start._replace(params=jax.tree.map(moved, self.start.params), key=self.start.key[::-1].copy())
+        other = self.start._replace(params=moved(self.start.params, 0.1), key=self.start.key[::-1].copy())
         return [self.start, other]
 
     @cached_property
