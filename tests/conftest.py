@@ -25,12 +25,16 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
     parser.addoption("--only-slow", action="store_true", help="run the tests marked slow, and no other")
-    parser.addoption("--cold", action="store_true", help="start without the compiled programs of earlier runs")
+    parser.addoption("--cold", action="store_true", help="forget the compiled programs of earlier runs")
     parser.addoption("--costs", type=int, default=0, help="print the time and programs of that many tests and files")
     parser.addoption("--costs-to", help="a file that gets a line of totals, in JSON")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    kept = config.cache.mkdir("programs")
+    too_large = sum(file.stat().st_size for file in kept.glob("*/*")) > MOST_KEPT
+    if not hasattr(config, "workerinput") and (config.getoption("--cold") or too_large):
+        shutil.rmtree(kept)
     if config.getoption("--costs"):
         config.pluginmanager.register(Costs(config, config.getoption("--costs")))
 
@@ -65,7 +69,7 @@ def data_dir(real_data: pathlib.Path | None) -> pathlib.Path:
 
 
 CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-MOST_CACHED = 2**31  # bytes of programs that are kept
+MOST_KEPT = 2**31  # bytes of programs of earlier runs
 
 
 def use_cache(*values: object) -> None:
@@ -86,36 +90,34 @@ def machine_key() -> str:
     return hashlib.sha256("\0".join((*parts, (REPOSITORY / "constraints.txt").read_text())).encode()).hexdigest()[:16]
 
 
-@pytest.fixture(scope="session")
-def program_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
-    """The folder of this process for compiled programs: it starts with those of earlier runs, which get its new ones.
+def copy_missing(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Copies files that ``target`` lacks; each appears there whole, also while another process copies the same."""
+    for name in set(os.listdir(source)) - set(os.listdir(target)):
+        if not name.startswith("."):
+            copy = target / f".{os.getpid()}-{name}"
+            shutil.copyfile(source / name, copy)
+            copy.replace(target / name)
 
-    JAX writes entries in place, so processes must not share a folder.
-    """
-    own = tmp_path_factory.getbasetemp() / "programs"
-    kept = request.config.cache.mkdir("programs") / machine_key()
-    if request.config.getoption("--cold") or not kept.is_dir():
-        own.mkdir()
-    else:
-        shutil.copytree(kept, own)
-    old = set(os.listdir(own))
-    yield own
-    kept.mkdir(exist_ok=True)
-    if sum(file.stat().st_size for file in kept.iterdir()) > MOST_CACHED:
-        shutil.rmtree(kept)
-        return
-    for name in set(os.listdir(own)) - old:
-        copy = kept / f".{os.getpid()}-{name}"
-        shutil.copyfile(own / name, copy)
-        copy.replace(kept / name)  # whole, also if another process merges its own
+
+@pytest.fixture(scope="session")
+def program_cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The folder of this process for compiled programs: JAX writes entries in place, so processes must not share it."""
+    return tmp_path_factory.mktemp("programs")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cached(program_cache: pathlib.Path) -> Iterator[None]:
-    """Caches compiled programs, also after a module that turned the cache off or another one on, as `jn.main` does."""
+def cached(program_cache: pathlib.Path, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Caches compiled programs, with those that other modules compiled, in this run by any worker or in earlier runs.
+
+    Also after a module that turned the cache off or another one on, as `jn.main` does.
+    """
+    kept = request.config.cache.mkdir("programs") / machine_key()
+    kept.mkdir(exist_ok=True)
+    copy_missing(kept, program_cache)
     use_cache(str(program_cache), 0.0)
     yield
     use_cache(str(program_cache), 0.0)
+    copy_missing(program_cache, kept)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import functools
 import importlib
 import pathlib
 import re
@@ -35,9 +36,15 @@ def package_of(path: pathlib.Path) -> str:
     return path.relative_to(ROOT / "jaxnn").parts[0].removesuffix(".py")
 
 
+@functools.cache
+def nodes(path: pathlib.Path) -> list[ast.AST]:
+    """Of a file's syntax, also within functions."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path: pathlib.Path) -> Iterator[str]:
-    """The modules that a file imports, within functions too: ``jaxnn.data`` for ``from jaxnn import data``."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """The modules that a file imports: ``jaxnn.data`` for ``from jaxnn import data``."""
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -107,8 +114,8 @@ def test_doors_of_packages_become_no_wider():
     }
     used = set()
     for path in LIBRARY:
-        names, tree = {}, ast.parse(path.read_text())
-        for node in ast.walk(tree):
+        names: dict[str, str] = {}
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and node.module == "jaxnn":
                 names |= {alias.asname or alias.name: alias.name for alias in node.names if alias.name in doors}
             elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxnn."):
@@ -144,7 +151,7 @@ def test_the_environment_is_read_in_few_places():
     for path in LIBRARY:
         if str(path.relative_to(ROOT / "jaxnn")) in ENVIRONMENT or package_of(path) == "cli":
             continue
-        used = {ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        used = {ast.unparse(node) for node in nodes(path) if isinstance(node, ast.Attribute)}
         assert not used & {"os.environ", "os.getenv", "os.putenv"}, path
 
 

@@ -12,11 +12,6 @@ import jaxnn as jn
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAMS = [ROOT / "docs" / "quickstart.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
-# They compile many programs, and tests of their subjects have smaller ones.
-SLOW = (
-    *("batch_size", "fine_tune", "many_seeds", "models_from_elsewhere"),
-    *("own_parts", "own_step", "own_task", "several_devices", "trees", "use_a_model"),
-)
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
@@ -31,14 +26,8 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem in SLOW))
-        for page in PROGRAMS
-        if blocks(page, "python")
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in PROGRAMS if blocks(page, "python")])
 def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": page.stem}

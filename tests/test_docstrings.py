@@ -84,14 +84,8 @@ OPTIONAL = {"run.export(": "flatbuffers", "_weights(": "safetensors"}
 NAMES = {"jax": jax, "jnp": jnp, "np": np, "optax": optax, "linen": linen, "jn": jn, "Path": Path}
 
 
-# The first measures for seconds; the others compile many programs, and have tests of their own.
-SLOW = ("jaxnn.advise", "jaxnn.models.generate", "jaxnn.models.stream", "jaxnn.trees.contributions")
-SLOW += ("jaxnn.trees.GradientBoostingClassifier", "jaxnn.trees.GradientBoostingRegressor", "jaxnn.trees.importances")
-SLOW += ("jaxnn.trees.plot_importances", "jaxnn.trees.plot_tree", "jaxnn.trees.predictor")
-EXAMPLES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PUBLIC]
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLIC)
 def test_examples_run(name, tmp_path, monkeypatch, real_data):
     monkeypatch.chdir(tmp_path)
     finder = doctest.DocTestFinder(exclude_empty=True)

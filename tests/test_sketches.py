@@ -1,4 +1,4 @@
-"""The sketches of experiments, and the scripts with tasks or steps of their own: each is traced; slow: trained."""
+"""The sketches of experiments, and the scripts with tasks or steps of their own: each is traced and trained."""
 
 import importlib
 import math
@@ -13,12 +13,10 @@ import jaxnn as jn
 from jaxnn.engine import load_data, programs_of
 from tests import tiny
 
+pytestmark = pytest.mark.slow
 EXPERIMENTS = Path(__file__).resolve().parent.parent / "experiments"
 SKETCHES = sorted(f"sketches.{path.stem}" for path in (EXPERIMENTS / "sketches").glob("*.py"))
 STEPS = ["cartpole_ppo", "digits_dp_sgd", "digits_gan", "digits_sam"]
-# Most of the time to train for two steps is that of compiling.
-FAST = ["sketches.callbacks", "digits_sam"]
-TRAINED = [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SKETCHES + STEPS if name not in FAST)]
 
 
 def experiment_of(name):
@@ -37,14 +35,13 @@ def test_initial_state_step_and_evaluation_of_a_sketch_can_be_traced(name):
         assert "count" in jax.eval_shape(jn.steps.make_evaluate_step(programs.task), programs.shapes, batch)
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", SKETCHES + STEPS)
 def test_a_sketch_trains(name):
     experiment = experiment_of(name)
     run = tiny.fit(experiment.replace(num_steps=2), steps_per_call=1, report_every=2, eval_every=2)
     assert run.summary.step == 2 and all(math.isfinite(value) for value in run.final.values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "folders"), [("digits_diffusion", ["digits"]), ("fashion_vae", ["draws", "pairs"])])
 def test_generative_scripts_record_pictures(name, folders, data_dir, tmp_path, monkeypatch):
     monkeypatch.setenv("JAXNN_DATA", str(data_dir))
@@ -64,7 +61,6 @@ def test_frechet_distance_of_one_pixel():
     assert distance["loss"] == pytest.approx(0.2**2 + 0.4**2)
 
 
-@pytest.mark.slow
 def test_fine_tuning_starts_from_one_run(tmp_path, monkeypatch):
     def images(num_classes):
         pair = np.zeros((16, 8, 8, 3), np.uint8), np.arange(16) % num_classes

@@ -66,6 +66,7 @@ def experiment(
 
 
 HOW: dict[str, Any] = {"steps_per_call": 5, "report_every": 5, "eval_every": 10, "progress": "none"}
+MEMBERS: dict[str, Any] = {**HOW, "vmap_size": 2, "devices": 1}
 
 
 def fit(tiny: jn.Experiment[Any], run_dir: Path | None = None, **options: Any) -> jn.Run:

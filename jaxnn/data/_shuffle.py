@@ -1,18 +1,16 @@
 """The order of examples as a keyed bijection on indices: computed for any step, never stored."""
 
+import functools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxnn.types import Array, DataError
-
-# LLVM's compile time grows exponentially with the rounds in a kernel, since each round's values are used by the next
-# two: from tenths of a second for 6 rounds to over ten minutes for 12, if a side of the domain is a power of two.
-_ROUNDS_PER_KERNEL = 6
 
 
 def permute(positions: Array, num_examples: int, seed: Array | int, epoch: Array | int) -> Array:
@@ -31,11 +29,13 @@ def permute(positions: Array, num_examples: int, seed: Array | int, epoch: Array
     with np.errstate(over="ignore"):
         key = _mix(_mix(_uint32(seed)) + _uint32(epoch))
         # With these, two examples' positions are independent by chi-square tests over thousands of epochs.
-        num_rounds = 6 if num_examples >= 1024 else 12
-        keys = [_mix(key + np.uint32(index)) for index in range(num_rounds)]
-        values = _rounds(positions.astype(np.uint32), keys, sizes)
+        cipher = functools.partial(_rounds, num_rounds=6 if num_examples >= 1024 else 12, sizes=sizes)
+        is_numpy = not isinstance(key, jax.Array) and not isinstance(positions, jax.Array)
+        values = positions.astype(np.uint32) if is_numpy else jnp.asarray(positions).astype(np.uint32)
         if int(sizes[0]) * int(sizes[1]) > num_examples:
-            values = _walk(values, keys, sizes, np.uint32(num_examples))
+            values = _walk(values, key, cipher, np.uint32(num_examples))
+        else:
+            values = cipher(values, key)
     return values.astype(np.int32)
 
 
@@ -70,18 +70,19 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
     return num_examples // batch_size
 
 
-def _walk(values: Array, keys: Sequence[Array], sizes: tuple[np.uint32, np.uint32], limit: np.uint32) -> Array:
-    """Cycle walking: repeats the rounds for each value until it is below ``limit``, which keeps a bijection."""
+def _walk(values: Array, key: Array, cipher: Callable[[Array, Array], Array], limit: np.uint32) -> Array:
+    """Cycle walking: repeats ``cipher`` for each value until it is below ``limit``, which keeps a bijection."""
     if isinstance(values, jax.Array):
-        return jax.lax.while_loop(
-            lambda values: jnp.any(values >= limit),
-            lambda values: jnp.where(values >= limit, _rounds(values, keys, sizes), values),
-            values,
-        )
-    values = np.asarray(values)
+
+        def again(walk: tuple[Any, Any]) -> tuple[Any, Any]:
+            values, is_first = walk
+            return jnp.where(is_first | (values >= limit), cipher(values, key), values), False
+
+        # One loop for the first time and the others: the cipher is compiled once.
+        return jax.lax.while_loop(lambda walk: walk[1] | jnp.any(walk[0] >= limit), again, (values, True))[0]
+    values = np.asarray(cipher(values, key))
     while np.any(outside := values >= limit):
-        outside_keys = [np.broadcast_to(key, values.shape)[outside] for key in keys]
-        values[outside] = _rounds(values[outside], outside_keys, sizes)
+        values[outside] = cipher(values[outside], np.broadcast_to(key, values.shape)[outside])
     return values
 
 
@@ -92,18 +93,28 @@ def _domain(num_examples: int) -> tuple[np.uint32, np.uint32]:
     return np.uint32(a), np.uint32(-(-num_examples // a))
 
 
-def _rounds(values: Array, keys: Sequence[Array], sizes: tuple[np.uint32, np.uint32]) -> Array:
+def _rounds(values: Array, key: Array, num_rounds: int, sizes: tuple[np.uint32, np.uint32]) -> Array:
     """The Feistel network: a bijection of ``0 … a * b - 1`` for any round function."""
     a, b = sizes
-    left, right = values % a, values // a
-    for index, key in enumerate(keys):
-        if index and index % _ROUNDS_PER_KERNEL == 0 and isinstance(left, jax.Array):
-            left, right = jax.lax.optimization_barrier((left, right))
-        size = a if index % 2 == 0 else b
-        # 31 bits of a hash leave room for the sum: left < 2^16.
-        total = left + (_mix(right ^ key) >> np.uint32(1))
-        # total % size, which NumPy computes ten times slower than a quotient.
-        left, right = right, total - total // size * size
+
+    def two_rounds(index: Any, halves: tuple[Array, Array]) -> tuple[Array, Array]:
+        left, right = halves
+        for number, size in enumerate(sizes):
+            round_key = _mix(key + (2 * index + number).astype(np.uint32))
+            # 31 bits of a hash leave room for the sum: left < 2^16.
+            total = left + (_mix(right ^ round_key) >> np.uint32(1))
+            # total % size, which NumPy computes ten times slower than a quotient.
+            left, right = right, total - total // size * size
+        return left, right
+
+    halves = values % a, values // a
+    if isinstance(values, jax.Array):
+        # Compiled as one kernel: twelve rounds in a row took half of the time to compile a small network's training.
+        halves = jax.lax.fori_loop(0, num_rounds // 2, two_rounds, halves)
+    else:
+        for index in np.arange(num_rounds // 2):
+            halves = two_rounds(index, halves)
+    left, right = halves
     return right * a + left
 
 

@@ -1,5 +1,6 @@
-"""The benchmark harness: timer, statistics, cases that cannot be measured, results of several machines, the command."""
+"""The benchmark harness: timer, cases that are not measured, results of several machines, the command, a GPU's day."""
 
+import json
 from typing import Any
 from unittest.mock import Mock
 
@@ -9,6 +10,7 @@ import jaxnn as jn
 from jaxnn.bench import Case, Results, Row, Rows, bench, merge, read_results, write_page
 from jaxnn.cli import command
 from tests import studies
+from tests.shell import python
 from tests.studies import CPU, GPU, Settings, interrupted_at, on_cpu, study
 
 ACTIVATIONS = jn.bench.find_studies()["activations"]
@@ -155,3 +157,42 @@ def test_the_bench_command(tmp_path, capsys):
     for name, words in (("matmull", "did you mean 'matmul'"), ("no.py", "path of a file"), (str(empty), "no STUDY")):
         with pytest.raises(jn.ConfigError, match=words):
             jn.bench.load_study(name, jn.bench.find_studies())
+
+
+SCRIPT = "experiments/benchmarks/gpu_day.py"
+
+
+@pytest.mark.slow
+def test_gpu_day_records_parts_skips_complete_ones_and_fails_where_there_is_no_gpu(tmp_path):
+    options = ("--small", "--device", "cpu", "--out", tmp_path)
+    done = python(SCRIPT, *options, "--parts", "widths,bench")
+    assert done.returncode == 0, done.stderr
+    parts = json.loads((tmp_path / "gpu_day.json").read_text())
+    assert {name: part["complete"] for name, part in parts.items()} == {"widths": True, "bench": True}
+    assert all(row["observed"]["member-steps/s"] > 0 for row in parts["widths"]["rows"])
+    assert parts["widths"]["machine"]["label"].startswith("CPU")
+    assert "| mlp | 4 |" in (tmp_path / "gpu_day.md").read_text()
+
+    again = python(SCRIPT, *options, "--parts", "widths")
+    assert again.stdout == "widths: complete, skipped\n"
+    other = python(SCRIPT, "--device", "cpu", "--out", tmp_path, "--parts", "widths")
+    assert other.returncode == 2 and "another device or size" in other.stderr
+
+    # Results of another commit are kept aside, and a case that hung comes last.
+    path = tmp_path / "parts" / "widths.json"
+    part = json.loads(path.read_text())
+    hung = part["rows"].pop(0)["what"]
+    path.write_text(json.dumps(part | {"complete": False, "hung": [hung]}))
+    assert python(SCRIPT, *options, "--parts", "widths").returncode == 0
+    assert [row["what"] for row in json.loads(path.read_text())["rows"]][-1] == hung
+    old = json.loads(path.read_text())
+    path.write_text(json.dumps(old | {"machine": old["machine"] | {"commit": "another"}}))
+    assert python(SCRIPT, *options, "--parts", "widths").returncode == 0
+    (kept,) = (tmp_path / "earlier").glob("widths-*.json")
+    assert json.loads(kept.read_text())["rows"] == old["rows"]
+    assert json.loads(path.read_text())["machine"]["commit"] == old["machine"]["commit"]
+
+    done = python(SCRIPT, "--small", "--out", tmp_path / "without", "--parts", "peers")
+    peers = json.loads((tmp_path / "without" / "gpu_day.json").read_text())["peers"]
+    assert done.returncode == 1 and not peers["complete"] and not peers["rows"]
+    assert "device is 'gpu', which JAX cannot open" in peers["stopped"]

@@ -77,8 +77,9 @@ def test_sweep_is_one_row_among_the_runs(sweeps, capsys):
     assert "unreadable" in rows[0] and "sweep.json cannot be read" in rows[0]
     assert "finished, sweep of 3: 2 finished, 1 diverged" in rows[1] and "1,234" in rows[1]
     assert "best train_loss 0.5, test_loss 1.0, test_accuracy 0.9" in rows[1]
-    (row,) = output(capsys, "runs", sweeps / "older" / "members").splitlines()[1:]
-    assert "0000" in row
+    for place, words in (("older", "sweep of 3"), ("older/members", "0000")):
+        (row,) = output(capsys, "runs", sweeps / place).splitlines()[1:]
+        assert words in row
     for seed in (0, 1):  # shards alone are one row
         swept.write(sweeps / "x" / "s" / "shards" / str(seed), [swept.member(seed, {"seed": seed}, 1.0)])
     (row,) = output(capsys, "runs", sweeps / "x").splitlines()[1:]

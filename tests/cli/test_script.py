@@ -2,19 +2,22 @@
 
 import dataclasses
 import json
+import os
 import re
-import shutil
 import sys
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import chex
+import jax
 import numpy as np
 import optax
 import pytest
 
 import jaxnn as jn
-from jaxnn.cli import COMMANDS, ClusterOptions, parse_run, parse_sweep
+from jaxnn.cli import COMMANDS, ClusterOptions, enable_compile_cache, parse_run, parse_sweep
 from tests import shell, tiny
 
 QUICK = ["--progress", "none", "--steps-per-call", "5", "--report-every", "5", "--eval-every", "10"]
@@ -126,19 +129,14 @@ def test_diverged_run_exits_with_status_1(tmp_path, capsys):
     assert tiny.read(tmp_path / "run")["status"] == "diverged"
 
 
-def test_resuming_takes_the_config_from_the_record_and_only_more_steps(finished, tmp_path, capsys):
+def test_resuming_takes_the_config_from_the_record(finished, capsys):
     path = finished.dir
     run = script("--resume", path)
     assert run.experiment.config.learning_rate == 0.25 and run.summary.status == "finished"
     config, options, _ = parse_run(tiny.experiment(), [f"--resume={path}"])
     assert config.learning_rate == 0.25 and options.resume == path
-    assert f"{path} is not empty" in fails(capsys, "--run-dir", path)
-    assert "both resume and run_dir are given" in fails(capsys, "--resume", path, "--run-dir", "elsewhere")
     error = fails(capsys, "--resume", path, "--learning-rate", "0.5")
     assert re.match("error: the run in .* has learning_rate = 0.25, this experiment 0.5", error)
-    longer = script("--resume", shutil.copytree(path, tmp_path / "run"), "--num-steps", 30)
-    expected = tiny.fit(tiny.experiment(learning_rate=0.25, num_steps=30))
-    chex.assert_trees_all_equal(longer.state.params, expected.state.params)
 
 
 def test_commands_of_a_script_get_the_run_and_flags(finished, tmp_path, capsys):
@@ -161,6 +159,7 @@ WINDOWED = jn.models.TextGenRNN(4, features=8, hidden=(8,))
 TASKS = {"all": jn.tasks.next_token(GPT), "last": jn.tasks.classification(WINDOWED, auxiliary_weight=0.2)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "targets"), [(GPT, "all"), (WINDOWED, "last")])
 def test_a_trained_language_model_writes_its_text(model, targets, tmp_path, capsys):
     (tmp_path / "tale.txt").write_text("abcd" * 20)
@@ -199,3 +198,50 @@ def test_evaluate_prints_metrics_of_a_run_and_of_members(finished, tmp_path, cap
     values = [[float(cell) for cell in row] for row in rows]
     np.testing.assert_allclose([row[2] for row in values], sweep.values("test_loss"), rtol=1e-5)
     assert "no split 'tests'" in fails(capsys, "evaluate", finished.dir, "--split", "tests")
+
+
+@pytest.fixture
+def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The place of the user's cache; JAX is configured to use none."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jax.config.update("jax_compilation_cache_dir", None)
+    return tmp_path / "jaxnn" / "compiled"
+
+
+def enable(directory: Path | None, limit: int) -> str | None:
+    """The directory of JAX's cache after a script enabled one, where ``directory`` was configured before."""
+    jax.config.update("jax_compilation_cache_dir", directory and str(directory))
+    enable_compile_cache(limit)
+    return jax.config.jax_compilation_cache_dir
+
+
+def test_least_recently_used_programs_are_deleted_down_to_half_the_limit(ours, capsys):
+    before = os.umask(0)
+    try:
+        assert enable(None, 0) == str(ours) and ours.stat().st_mode & 0o777 == 0o700, "for its user alone"
+    finally:
+        os.umask(before)
+    for seconds, name in enumerate(("first", "b", "c", "d", "last")):
+        (ours / name).write_bytes(bytes(100))
+        os.utime(ours / name, (seconds, 0))
+    for directory, limit, left in ((None, 500, 5), (ours.parent, 99, 5), (None, 499, 2)):  # a user's own is left alone
+        assert enable(directory, limit) == str(directory or ours)
+        assert len(list(ours.iterdir())) == left
+    assert {file.name for file in ours.iterdir()} == {"d", "last"} and not capsys.readouterr().err
+
+
+WRITABLE: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
+    "open to the group": lambda folder, patch: folder.chmod(0o770),
+    "in a parent open to all": lambda folder, patch: folder.parent.chmod(0o777),
+    "of another user": lambda folder, patch: patch.setattr(os, "getuid", lambda: -1),
+    "no directory": lambda folder, patch: (folder.rmdir(), folder.write_text("a file")),
+}
+
+
+@pytest.mark.parametrize("why", WRITABLE)
+def test_cache_that_others_may_have_written_is_not_used(why, ours, monkeypatch, capsys):
+    ours.mkdir(parents=True, mode=0o700)
+    WRITABLE[why](ours, monkeypatch)
+    assert enable(None, 99) is None
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "not kept" in line and str(ours) in line

@@ -7,18 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxnn.data import (
-    color_jitter,
-    compose,
-    cutmix,
-    cutout,
-    mixup,
-    random_flip,
-    random_resized_crop,
-    random_rotation,
-    random_shift,
-    views,
-)
+from jaxnn import data
 from jaxnn.types import Batch
 
 # 300 images of 6×5 pixels without zeros, all pixels different.
@@ -28,7 +17,7 @@ GRAY = np.broadcast_to(COLORS.mean(-1, keepdims=True), COLORS.shape)
 MASKS = (IMAGES[:64, ..., :1] // 2).astype(np.int32)
 NUMBERS = np.arange(64, dtype=np.float32)
 RAMP = np.broadcast_to(np.arange(8, dtype=np.float32)[None, :, None, None], (64, 8, 8, 1))
-DRAWN = {"flip": random_flip(), "shift": random_shift(1), "cutout": cutout(4)}
+DRAWN = {"flip": data.random_flip(), "shift": data.random_shift(1), "cutout": data.cutout(4)}
 
 
 def batch_of(images):
@@ -39,25 +28,22 @@ def batch_of(images):
 def augmented():
     """The batches that augmentations return, by one program; those of ``DRAWN`` with each of three keys."""
     fields = ("inputs/image", "targets")
-    moved = compose(random_flip(fields=fields), random_shift(1, fields=fields))
-    jitter = color_jitter(saturation=0.9, hue=0.5)
+    moved = data.compose(data.random_flip(fields=fields), data.random_shift(1, fields=fields))
+    jitter = data.color_jitter(saturation=0.9, hue=0.5)
     segmented = batch_of({"image": IMAGES[:64], "other": np.zeros((64, 2), np.float32)})._replace(targets=MASKS)
-    numbered = batch_of(np.broadcast_to(NUMBERS[:, None, None, None], (64, 8, 8, 1)))
     ways = {
-        "all": (random_resized_crop(scale=(1, 1), ratio=(1, 1)), batch_of(COLORS)),
-        "unturned": (random_rotation(0), batch_of(COLORS)),
-        "unchanged": (color_jitter(), batch_of(COLORS)),
-        "quarter": (random_resized_crop(scale=(0.25, 0.25), ratio=(1, 1)), batch_of(RAMP)),
-        "turned": (random_rotation(180), batch_of(np.ones((64, 9, 9, 1), np.float32))),
+        "all": (data.random_resized_crop(scale=(1, 1), ratio=(1, 1)), batch_of(COLORS)),
+        "unturned": (data.random_rotation(0), batch_of(COLORS)),
+        "unchanged": (data.color_jitter(), batch_of(COLORS)),
+        "quarter": (data.random_resized_crop(scale=(0.25, 0.25), ratio=(1, 1)), batch_of(RAMP)),
+        "turned": (data.random_rotation(180), batch_of(np.ones((64, 9, 9, 1), np.float32))),
         "gray": (jitter, batch_of(GRAY)),
         "colors": (jitter, batch_of(COLORS)),
-        "brightness": (color_jitter(brightness=0.5), batch_of(COLORS * 0.5)),
-        "square": (cutout(3), batch_of(IMAGES[:, :5])),
-        "views": (views(random_shift(1), random_shift(1)), batch_of(IMAGES)),
+        "brightness": (data.color_jitter(brightness=0.5), batch_of(COLORS * 0.5)),
+        "square": (data.cutout(3), batch_of(IMAGES[:, :5])),
+        "views": (data.views(data.random_shift(1), data.random_shift(1)), batch_of(IMAGES)),
         "moved": (moved, segmented),
-        "moved and turned": (compose(moved, random_rotation(90, fields=fields)), segmented),
-        "mixup": (mixup(64), numbered),
-        "cutmix": (cutmix(64), numbered),
+        "moved and turned": (data.compose(moved, data.random_rotation(90, fields=fields)), segmented),
     }
     functions, batches = ({name: pair[index] for name, pair in ways.items()} for index in (0, 1))
 
@@ -121,7 +107,7 @@ def test_compose_folds_a_key_for_each_augmentation_in_order():
     keys = []
     first, second = (lambda key, batch, step=step: keys.append(key) or 2 * batch + step for step in (0, 1))
     key = jax.random.key(7)
-    assert compose(first, second)(key, 3) == 13 and compose()(key, IMAGES) is IMAGES
+    assert data.compose(first, second)(key, 3) == 13 and data.compose()(key, IMAGES) is IMAGES
     assert keys == [jax.random.fold_in(key, index) for index in (0, 1)]
 
 
@@ -153,17 +139,19 @@ def test_color_jitter_keeps_what_each_part_keeps():
     assert 0.5 <= factors.min() < 0.7 and 1.3 < factors.max() <= 1.5001
 
 
+@pytest.mark.slow
 def test_mixed_examples_have_mixed_targets():
-    for name in ("mixup", "cutmix"):
-        found = augmented()[name]
+    numbered = batch_of(np.broadcast_to(NUMBERS[:, None, None, None], (64, 8, 8, 1)))
+    mixed, cut = (jax.jit(mix(64))(jax.random.key(7), numbered) for mix in (data.mixup, data.cutmix))
+    for found in (mixed, cut):
         # The mean of an image tells which examples are in it, and the target says the same.
         np.testing.assert_allclose(found.inputs.mean((1, 2, 3)), found.targets @ NUMBERS, atol=1e-3)
         np.testing.assert_allclose(found.targets.sum(1), 1, atol=1e-5)
         assert ((found.targets > 0).sum(1) == 2).any()
-    assert set(np.unique(augmented()["cutmix"].inputs)) <= set(range(64))
+    assert set(np.unique(cut.inputs)) <= set(range(64))
     # Floats are mixed as they are.
     floats = batch_of(RAMP)._replace(targets=NUMBERS[:, None])
-    augment = compose(mixup(64), cutmix(64))
+    augment = data.compose(data.mixup(64), data.cutmix(64))
     assert jax.eval_shape(lambda batch: augment(jax.random.key(0), batch), floats).targets.shape == (64, 1)
     # NumPy's arrays by a key that is traced.
     assert jax.eval_shape(lambda key: augment(key, floats), jax.random.key(0)).targets.shape == (64, 1)

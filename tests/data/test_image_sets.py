@@ -1,4 +1,4 @@
-"""MNIST's idx format and CIFAR-10's binary layout; damaged and hostile files raise in bounded memory."""
+"""MNIST's and CIFAR-10's files, of which hostile ones raise in bounded memory; the sets of scikit-learn."""
 
 import contextlib
 import gzip
@@ -12,9 +12,13 @@ import tracemalloc
 import convert_cifar
 import numpy as np
 import pytest
+from sklearn.datasets import load_diabetes, load_digits
+from sklearn.model_selection import train_test_split
 
+from jaxnn import data
 from jaxnn.data import cifar10, fashion_mnist, mnist, read_idx
 from jaxnn.types import DataError
+from tests.data.written import write
 
 
 @contextlib.contextmanager
@@ -36,17 +40,15 @@ def idx_bytes(array, code=0x08):
     return header(*array.shape, code=code) + array.astype(array.dtype.newbyteorder(">")).tobytes()
 
 
-def write(path, data):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
+def write_idx(path, data):
+    return write(path, gzip.compress(data) if path.suffix == ".gz" else data)
 
 
 def test_idx_is_big_endian_in_the_file_and_native_in_memory(tmp_path):
     for code, dtype in ((0x08, "u1"), (0x09, "i1"), (0x0B, "i2"), (0x0C, "i4"), (0x0D, "f4"), (0x0E, "f8")):
         expected = np.array([[[1, 2], [3, 100]]], dtype) - np.array(0 if dtype == "u1" else 5, dtype)
         for name in ("a.gz", "a"):
-            array = read_idx(str(write(tmp_path / name, idx_bytes(expected, code))), 3)
+            array = read_idx(str(write_idx(tmp_path / name, idx_bytes(expected, code))), 3)
             assert array.dtype == np.dtype(dtype)
             np.testing.assert_array_equal(array, expected)
 
@@ -69,7 +71,7 @@ GOOD = idx_bytes(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
 )
 @pytest.mark.parametrize("name", ("a.gz", "a"))
 def test_damaged_idx_files_raise_in_bounded_memory(tmp_path, name, data, num_axes, message):
-    path = write(tmp_path / name, data)
+    path = write_idx(tmp_path / name, data)
     with pytest.raises(DataError, match=rf"{path}.* {message}"), bounded_memory(4e6):
         read_idx(path, num_axes)
 
@@ -90,13 +92,13 @@ def test_four_idx_files_become_splits(tmp_path, load):
     folder = tmp_path / load.__name__
     for split, count in (("train", 6), ("t10k", 4)):
         images = np.arange(count, dtype=np.uint8)[:, None, None] * np.ones((28, 28), np.uint8)
-        write(folder / f"{split}-images-idx3-ubyte.gz", idx_bytes(images))
-        write(folder / f"{split}-labels-idx1-ubyte.gz", idx_bytes(np.arange(count, dtype=np.uint8)))
+        write_idx(folder / f"{split}-images-idx3-ubyte.gz", idx_bytes(images))
+        write_idx(folder / f"{split}-labels-idx1-ubyte.gz", idx_bytes(np.arange(count, dtype=np.uint8)))
     splits = load(tmp_path, num_validation=2)
     assert splits.train.examples.inputs.shape == (4, 28, 28, 1)
     assert splits.validation.targets.tolist() == splits.validation.examples.inputs[:, 5, 5, 0].tolist() == [4, 5]
     assert splits.test.targets.tolist() == [0, 1, 2, 3] and load(tmp_path).validation is None
-    write(folder / "t10k-labels-idx1-ubyte.gz", idx_bytes(np.array([0, 10, 0, 0], np.uint8)))
+    write_idx(folder / "t10k-labels-idx1-ubyte.gz", idx_bytes(np.array([0, 10, 0, 0], np.uint8)))
     with pytest.raises(DataError, match="label 10 of example 1 in test"):
         load(tmp_path)
 
@@ -215,3 +217,58 @@ def test_pickles_are_refused_and_can_be_converted(tmp_path):
     write(tmp_path / "data_batch_1", pickle.dumps(os.system))
     with pytest.raises(pickle.UnpicklingError, match="system is not part of CIFAR"):
         convert_cifar.convert(tmp_path)
+
+
+# Name: examples, shape of an example, classes (0: regression).
+SETS = {
+    "digits": (1797, (8, 8, 1), 10),
+    "iris": (150, (4,), 3),
+    "wine": (178, (13,), 3),
+    "breast_cancer": (569, (30,), 2),
+    "diabetes": (442, (10,), 0),
+}
+
+
+def all_splits(splits):
+    examples = [source.examples for source in splits.named().values()]
+    return (np.concatenate(arrays) for arrays in zip(*examples, strict=True))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_each_set_is_complete(name):
+    num_examples, shape, num_classes = SETS[name]
+    splits = getattr(data, name)(test_fraction=0.2, validation_fraction=0.1)
+    inputs, targets = all_splits(splits)
+    assert (inputs.shape, inputs.dtype) == ((num_examples, *shape), np.float32)
+    assert len(np.unique(inputs.reshape(num_examples, -1), axis=0)) > 0.8 * num_examples
+    assert (splits.name, len(splits.class_names)) == (name, num_classes)
+    assert targets.dtype == (np.int32 if num_classes else np.float32)
+    if num_classes:
+        assert set(targets.tolist()) == set(range(num_classes))
+    if name != "digits":
+        train = splits.train.examples.inputs
+        np.testing.assert_allclose(train.mean(axis=0), 0.0, atol=1e-5)
+        np.testing.assert_allclose(train.std(axis=0), 1.0, atol=1e-5)
+
+
+def test_digits_are_those_of_scikit_learn_stratified():
+    # ceil(0.2 * 1797) = 360 and ceil(0.1 * 1797) = 180; 1257 remain.
+    splits = data.digits(test_fraction=0.2, validation_fraction=0.1, seed=3)
+    assert repr(splits).startswith("Splits(digits: 1,257 train, 180 validation, 360 test, ")
+    images, labels = load_digits(return_X_y=True)
+    options = {"random_state": 3, "stratify": labels}
+    images, expected_images, labels, expected_labels = train_test_split(images, labels, test_size=360, **options)
+    np.testing.assert_array_equal(splits.test.targets, expected_labels)
+    np.testing.assert_array_equal(splits.test.examples.inputs.reshape(360, 64), expected_images / 16)
+    labels, _ = train_test_split(labels, test_size=180, **{**options, "stratify": labels})
+    np.testing.assert_array_equal(splits.train.targets, labels)
+
+
+def test_seeds_and_targets():
+    first, again, other = (data.iris(seed=seed).test.examples.inputs for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert data.iris(test_fraction=0.0).test is None
+    # Targets of regression are raw.
+    _, targets = all_splits(data.diabetes())
+    np.testing.assert_array_equal(np.sort(targets), np.sort(load_diabetes().target))

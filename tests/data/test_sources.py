@@ -39,13 +39,14 @@ def test_generated_batches_are_functions_of_seed_and_step():
     np.testing.assert_array_equal(later.inputs[:2], found[7][1].inputs[1:])
 
 
+@pytest.mark.slow
 def test_generated_data_train_alone_swept_and_on_devices():
     experiment = tiny.experiment(data=generated(points), num_steps=6, batch_size=8)
     run, split = tiny.fit(experiment, resident=False), tiny.fit(experiment, steps_per_call=3, strategy="data")
     for name, leaf in run.state.params.items():
         np.testing.assert_allclose(leaf, split.state.params[name], rtol=1e-5)
     assert run.predict(np.ones((5, 3))).shape == (5, 3)
-    how = {**tiny.HOW, "vmap_size": 2, "devices": 1, "record": False}
+    how = {**tiny.MEMBERS, "record": False}
     swept = jn.sweep(experiment, jn.grid(seed=[experiment.config.seed, 5]), **how)
     losses = [member.final["train_loss"] for member in swept.members]
     assert losses[1] != losses[0] == pytest.approx(run.final["train_loss"], rel=1e-5)

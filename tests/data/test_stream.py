@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pytest
 from grain.multiprocessing import SharedMemoryArray
+from jax._src import xla_bridge
 
 from jaxnn.data import arrays, stream
 from jaxnn.types import ConfigError, DataError, Examples
@@ -28,7 +29,7 @@ IMAGE = np.zeros((2, 3), np.uint8)
 
 
 class Counting:
-    """Example i is filled with i; its label is i % 3. ``mistakes`` replace single examples: ``at3=...``."""
+    """Example i is filled with i; its label is i % 3. ``at3=...``: this, or what it returns, is example 3."""
 
     def __init__(self, length=LENGTH, **mistakes):
         self.length = length
@@ -41,7 +42,7 @@ class Counting:
         found = self.mistakes.get(index, (np.full((2, 3), index, np.uint8), index % 3))
         if isinstance(found, BaseException):
             raise found
-        return found
+        return found() if callable(found) else found
 
 
 class Listing(Counting):
@@ -125,13 +126,6 @@ def test_evaluation_reads_in_the_given_order_without_augmentation():
     assert (train.read(np.arange(1)).inputs == 100).all()
 
 
-def test_dtypes_become_those_of_models():
-    found = source([(np.float64(0.5), True), (np.float64(1.5), False)]).read(np.arange(2))
-    assert_same([found], [Examples(np.array([0.5, 1.5], np.float32), np.array([1, 0], np.int32))])
-    found = source([(np.int64(-7), 0.25)]).read(np.arange(1))
-    assert_same([found], [Examples(np.array([-7], np.int32), np.array([0.25], np.float32))])
-
-
 def test_fingerprints_differ_by_length_shape_and_examples():
     def digest_of(reader):
         digest = hashlib.blake2b()
@@ -171,8 +165,6 @@ class Wrong(Exception):
     ("reader", "augment", "message"),
     (
         (Counting(at7=(IMAGE[:1], 0)), None, r"the input of example 7 of train is uint8 \(1, 3\) but that of ex"),
-        (Counting(at7=(IMAGE, -1)), None, "the label -1 of example 7 in train is out of range"),
-        (Counting(at7=(IMAGE, 0.5)), None, r"the target of example 7 of train is float32 \(\) but that of example 0"),
         (Counting(at7=Wrong(1, 2)), None, r"reading example 7 of train failed with Wrong: 1 and 2 \(test_"),
         (Counting(at7=DataError("x.jpg is bad.")), None, r"^x\.jpg is bad\.$"),
         (Counting(at7=SystemExit(0)), None, r"cannot be read: SystemExit\(0\)"),
@@ -198,9 +190,7 @@ def test_errors_in_a_step_end_the_batches(reader, augment, message):
             source(reader).read(np.arange(LENGTH))
 
 
-def test_bad_batches_raise_at_once():
-    with pytest.raises(DataError, match="batch of 12 .* 11 examples"):
-        source().batches(0, 0, LENGTH + 1)
+def test_a_reader_that_cannot_be_sent_is_read_in_threads_alone():
     reader = Counting()
     reader.lock = threading.Lock()
     with pytest.raises(DataError, match="the reader of train, or .*, cannot be sent to .*num_workers=0"):
@@ -227,9 +217,6 @@ class Witness(Counting):
     """Its inputs say whether the process may open an accelerator or heeds SIGTERM, and its process id."""
 
     def __getitem__(self, index):
-        import jax
-        from jax._src import xla_bridge
-
         _, target = super().__getitem__(index)
         hidden = os.environ.get("JAX_PLATFORMS") == "cpu" and os.environ.get("CUDA_VISIBLE_DEVICES") == "-1"
         started = xla_bridge.backends_are_initialized()
@@ -269,23 +256,10 @@ def test_augmented_batches_are_the_same_from_workers_as_from_threads(shares_memo
     assert bool(shared) == shares_memory
 
 
-class Acting(Counting):
-    """Calls ``act`` when example 7 is read."""
-
-    def __init__(self, act):
-        super().__init__()
-        self.act = act
-
-    def __getitem__(self, index):
-        if index == 7:
-            self.act()
-        return super().__getitem__(index)
-
-
 @pytest.mark.slow
 def test_a_killed_worker_is_reported():
-    reader = Acting(lambda: os.kill(os.getpid(), signal.SIGKILL))
-    batches = source(reader, num_workers=1).batches(0, 0, 11)
+    killed = Counting(at7=lambda: os.kill(os.getpid(), signal.SIGKILL))
+    batches = source(killed, num_workers=1).batches(0, 0, 11)
     with pytest.raises(DataError, match="was ended by SIGKILL: .* if memory ran out"):
         next(batches)
     assert list(batches) == [] and not multiprocessing.active_children()
@@ -293,7 +267,7 @@ def test_a_killed_worker_is_reported():
 
 @pytest.mark.slow
 def test_close_kills_a_worker_whose_reader_hangs():
-    batches = source(Acting(lambda: time.sleep(1000)), num_workers=2).batches(0, 0, 2)
+    batches = source(Counting(at7=lambda: time.sleep(1000)), num_workers=2).batches(0, 0, 2)
     next(batches)
     time.sleep(1)
     before = time.monotonic()

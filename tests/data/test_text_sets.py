@@ -90,16 +90,8 @@ def test_imdb_is_the_same_from_folder_and_archive(name, tmp_path):
         write_all(tmp_path / name, {**REVIEWS, "train/unsup/0_0.txt": "what"})
     check(splits := imdb(SHORT, data_dir=tmp_path))
     assert splits.name == "imdb"
-
-
-def test_validation_reviews_do_not_enter_the_vocabulary(tmp_path):
-    more = {f"train/pos/5{i:02}_9.txt": f"w{i}" for i in range(20)}
-    write_archive(tmp_path / "aclImdb_v1.tar.gz", REVIEWS | more)
-    splits, again, other = (imdb(SHORT, validation=0.3, seed=seed, data_dir=tmp_path) for seed in (1, 1, 2))
-    assert repr(splits) == "Splits(imdb: 16 train, 7 validation, 2 test, inputs int32 [2], 2 classes)"
-    assert splits.validation is not None and splits.validation.examples is not None
-    assert (splits.validation.examples.inputs == 1).any()
-    assert vocabulary(again).tokens == vocabulary(splits).tokens != vocabulary(other).tokens
+    parts = imdb(SHORT, validation=0.3, data_dir=tmp_path).named()
+    assert {name: source.num_examples for name, source in parts.items()} == {"train": 2, "validation": 1, "test": 2}
 
 
 def change_one_byte(path: Path) -> None:
@@ -108,18 +100,15 @@ def change_one_byte(path: Path) -> None:
     path.write_bytes(gzip.compress(data.replace(b"good film", b"good fill"), 0).replace(b"good fill", b"good film"))
 
 
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
+def test_damaged_archives_raise(tmp_path):
+    for damage, message in (
         (change_one_byte, r"is truncated or damaged \(CRC check failed"),
         (lambda path: write_archive(path, {NAMES[0]: "x", NAMES[3]: "x"}), "does not have aclImdb/{train,test}/{neg,p"),
         (lambda path: write_archive(path, {NAMES[0]: "a\udcffb"}), "is not UTF-8 text .*at byte 1"),
-    ],
-)
-def test_damaged_archives_raise(write, message, tmp_path):
-    write(tmp_path / "aclImdb_v1.tar.gz")
-    with pytest.raises(DataError, match=rf"aclImdb_v1\.tar\.gz {message}"):
-        imdb(SHORT, data_dir=tmp_path)
+    ):
+        damage(tmp_path / "aclImdb_v1.tar.gz")
+        with pytest.raises(DataError, match=rf"aclImdb_v1\.tar\.gz {message}"):
+            imdb(SHORT, data_dir=tmp_path)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 
 from jaxnn.data import char_corpus, decode_text, encode_text, ptb, word_corpus
 from tests.data.written import write
@@ -84,9 +83,8 @@ def test_text_to_ids_and_back(tmp_path):
     assert encode_text("a dog", ("a", "<unk>")).tolist() == [0, 1] and encode_text("ab", ("a", "\ufffd"))[1] == 1
 
 
-@pytest.mark.parametrize(
-    ("train", "test", "size", "vocabulary", "targets"),
-    [
+def test_words_without_an_id_are_unknown(tmp_path):
+    for train, test, size, vocabulary, targets in (
         # All words have ids.
         ("b a a b a c", "a b c", 3, ("a", "b", "c"), [[1, 2]]),
         # One word too many: with <unk>, two must go.
@@ -97,12 +95,10 @@ def test_text_to_ids_and_back(tmp_path):
         ("b a a b a b <unk> c", "a b c", 2, ("a", "<unk>"), [[1, 1]]),
         # Only the test split has unknown words.
         ("b a a b a", "a x b", 3, ("a", "b", "<unk>"), [[2, 1]]),
-    ],
-)
-def test_words_without_an_id_are_unknown(train, test, size, vocabulary, targets, tmp_path):
-    paths = {"train": write(tmp_path / "train.txt", train), "test": write(tmp_path / "test.txt", test)}
-    splits = word_corpus(paths, length=2, vocabulary_size=size)
-    assert (splits.class_names, rows(splits.test)[1]) == (vocabulary, targets)
+    ):
+        paths = {"train": write(tmp_path / "train.txt", train), "test": write(tmp_path / "test.txt", test)}
+        splits = word_corpus(paths, length=2, vocabulary_size=size)
+        assert (splits.class_names, rows(splits.test)[1]) == (vocabulary, targets), train
 
 
 def test_real_texts(data_dir):

@@ -11,17 +11,14 @@ TRAIN = ["The cat sat.", "the dog; the CAT's dog", "a-cat"]
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("It's <br /><br />well-made; 10/10!!", ["it's", "br", "br", "well", "made", "10", "10"]),
-        ("tabs\tand\nlines\r\nand\u00a0spaces", ["tabs", "and", "lines", "and", "spaces"]),
-        ("ÉTÉ naïve_café 'quoted'", ["été", "naïve", "café", "'quoted'"]),
-        ('!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~', []),
-    ],
-)
-def test_words_are_split_as_by_keras(text, words):
-    assert list(Tokenizer().tokens(text)) == words
+def test_words_are_split_as_by_keras():
+    for text, words in {
+        "It's <br /><br />well-made; 10/10!!": "it's br br well made 10 10",
+        "tabs\tand\nlines\r\nand\u00a0spaces": "tabs and lines and spaces",
+        "ÉTÉ naïve_café 'quoted'": "été naïve café 'quoted'",
+        '!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~': "",
+    }.items():
+        assert list(Tokenizer().tokens(text)) == words.split()
 
 
 def test_ids_by_hand():
@@ -41,17 +38,14 @@ def test_ids_by_hand():
     assert (vocabulary.tokens[2:], vocabulary.encode([UNKNOWN]).tolist()) == (("a",), [[1, 0]])
 
 
-@pytest.mark.parametrize(
-    ("keep", "pad", "rows"),
-    [
+def test_either_end_is_kept_or_padded():
+    for keep, pad, rows in (
         ("end", "end", [[3, 2, 2], [4, 0, 0], [3, 2, 4]]),
         ("end", "start", [[3, 2, 2], [0, 0, 4], [3, 2, 4]]),
         ("start", "end", [[4, 3, 2], [4, 0, 0], [3, 2, 4]]),
-    ],
-)
-def test_either_end_is_kept_or_padded(keep, pad, rows):
-    vocabulary = Tokenizer(length=3, keep=keep, pad=pad).fit(["c c c b b a"])
-    assert vocabulary.encode(["a b c c", "a", "b c a"]).tolist() == rows
+    ):
+        vocabulary = Tokenizer(length=3, keep=keep, pad=pad).fit(["c c c b b a"])
+        assert vocabulary.encode(["a b c c", "a", "b c a"]).tolist() == rows, (keep, pad)
 
 
 def test_characters_by_hand():
@@ -64,11 +58,6 @@ def test_characters_by_hand():
 
 
 def test_ngrams_by_hand():
-    # a is 2, b is 3; "a b" and "b a" occur twice and get 4 and 5.
-    vocabulary = Tokenizer(ngrams=2, length=7).fit(["a b a b", "b a"])
-    assert len(vocabulary) == 6
-    rows = vocabulary.encode(["a b a b", "b b a", "c a b"])
-    assert rows.tolist() == [[2, 3, 2, 3, 4, 5, 4], [3, 3, 2, 5, 0, 0, 0], [1, 2, 3, 4, 0, 0, 0]]
     vocabulary = Tokenizer(ngrams=2, length=4).fit(["a b a b"])
     assert vocabulary.encode(["a b a b", "b"]).tolist() == [[3, 4, 5, 4], [3, 0, 0, 0]]
     assert len(Tokenizer(ngrams=3).fit(["a", "b", ""])) == 4

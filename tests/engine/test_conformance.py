@@ -1,4 +1,4 @@
-"""What every model and task must do, as one table: a new model or task adds a row and is tested by all of it."""
+"""What every model and task must do, in a table to which a new one adds a row; devices and tasks of a user's own."""
 
 import functools
 import inspect
@@ -12,13 +12,13 @@ import optax
 import pytest
 from flax import linen
 
-from jaxnn import models, observe, tasks, testing
+from jaxnn import ConfigError, data, models, observe, tasks, testing
 from jaxnn.models import CNN, GPT, MLP, RecurrentClassifier
-from jaxnn.nn import GRU, Policy
+from jaxnn.nn import GRU, Policy, is_full
 from jaxnn.steps import init_train_state, make_train_step
 from jaxnn.tasks import averaged_over, binary_classification, classification, next_token, regression, supervised
 from jaxnn.types import Batch, Task, TrainState
-from tests import elsewhere, tiny
+from tests import draws, elsewhere, tiny
 
 
 class Normed(linen.Module):
@@ -90,9 +90,10 @@ def two_classes(seed: int) -> Batch:
 
 
 def successors(seed: int) -> Batch:
-    """Sequences and, for each token, the next one; those of padding are ignored."""
+    """Sequences and, for each token, the next one; those of padding and all of the first device's are ignored."""
     batch = texts(seed)
-    return batch._replace(targets=np.where(COUNTED, np.roll(batch.inputs, -1, axis=1), -1))
+    is_target = COUNTED & (np.arange(BATCH_SIZE) > 1)[:, None]
+    return batch._replace(targets=np.where(is_target, np.roll(batch.inputs, -1, axis=1), -1))
 
 
 class Row(NamedTuple):
@@ -122,13 +123,9 @@ FAST = {
     "MLP": Row(classification, MLP((16, 3), dropout=0.25), images, SMOOTHED),
     "CNN with batch norm": Row(classification, CNN(3, **CONVOLUTIONS, batch_norm=True), images, SMOOTHED),
     "FastText": Row(binary_classification, BAG, two_classes, SMOOTHED),
-    "TextGenRNN": Row(classification, models.TextGenRNN(7, **GENERATOR), texts, {"auxiliary_weight": 0.2}),
-    "RecurrentClassifier": Row(classification, RecurrentClassifier(3, **RECURRENT, pad_id=0, dropout=0.25), texts),
-    "GPT": Row(next_token, GPT(7, **TRANSFORMER, dropout=0.25), successors),
     "a user's module": Row(regression, Normed(), numbers),
     "a plain pair": Row(regression, tiny.MODEL, vectors),
     "MLP in bfloat16": Row(classification, MLP((8, 3)), images, HALF, 2e-2, NARROW),
-    "a Flax NNX module": Row(classification, ELSEWHERE["a Flax NNX module"], images),
 }
 # They take long to compile, and a fast row or another fast test has each of their parts too.
 SLOW = {
@@ -147,6 +144,9 @@ SLOW = {
     "VAE": Row(autoencoding, LATENTS, pictures),
     "MobileNetV2": Row(classification, models.MobileNetV2(3, **STAGES, dropout=0.25), images),
     "GRUs in bfloat16": Row(classification, RecurrentClassifier(3, **RECURRENT, **GRUS), texts, HALF, 2e-2, NARROW),
+    "TextGenRNN": Row(classification, models.TextGenRNN(7, **GENERATOR), texts, {"auxiliary_weight": 0.2}),
+    "GPT": Row(next_token, GPT(7, **TRANSFORMER, dropout=0.25), successors),
+    "RecurrentClassifier": Row(classification, RecurrentClassifier(3, **RECURRENT, pad_id=0, dropout=0.25), texts),
     "RecurrentLanguageModel": Row(next_token, LANGUAGE_MODEL, successors),
     # On a CPU, scores of attention and sums over rows in normalisation are float32.
     "GPT in bfloat16": Row(next_token, GPT(7, **TRANSFORMER), successors, HALF, 2e-2, (*NARROW, "float32")),
@@ -204,11 +204,80 @@ def on_devices() -> Iterator[Any]:
     """Every row by strategy ``data``, and one of each kind of layer and of random number by ``pmap``."""
     for name in TABLE:
         for strategy in ("devices", "pmap") if name in PMAPPED else ("devices",):
-            fast = (name, strategy) in (("CNN with batch norm", "devices"), ("GPT", "pmap"))
-            yield pytest.param(name, strategy, marks=[] if fast else pytest.mark.slow)
+            is_slow = (name, strategy) not in (("CNN with batch norm", "devices"), ("FastText", "pmap"))
+            yield pytest.param(name, strategy, marks=[pytest.mark.slow] * is_slow)
 
 
-# Both average over the devices: statistics of a batch, and tokens, of which devices have unequal numbers.
+# Devices share the statistics of a batch, and average a loss; of tokens to predict they have unequal numbers.
 @pytest.mark.parametrize(("name", "strategy"), [*on_devices()])
 def test_a_step_on_four_devices_equals_that_on_one(name, strategy):
     check(name, strategy)
+
+
+@pytest.mark.slow
+def test_devices_train_as_one_does():
+    task = classification(MLP((16, 3), dropout=0.25))
+
+    def loss(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Any:
+        # While tracing it is known that nothing is padding.
+        assert is_full(batch.mask)
+        return task.loss(params, model_state, batch, key)
+
+    full = tiny.experiment(task=lambda config: task._replace(loss=loss), num_steps=10)
+    expected, got = tiny.fit(full, eval_batch_size=8), tiny.fit(full, eval_batch_size=8, strategy="fsdp", devices=4)
+    assert all(len(leaf.sharding.device_set) == 4 for leaf in jax.tree.leaves(got.state))
+    assert got.final == pytest.approx(expected.final, rel=1e-4)
+    # The parameters and the optimizer's state.
+    draws.assert_close(got.state[:4], expected.state[:4], 1e-4)
+    assert got.summary.compilations["num_compilations"] == expected.summary.compilations["num_compilations"]
+
+
+# Tasks of a user's own, which know nothing of devices.
+
+CLASSES = classification(tiny.MODEL)
+
+
+def with_loss(value: Any) -> Any:
+    """A task that minimises ``value(params, batch, key)``, a number."""
+    return CLASSES._replace(loss=lambda params, state, batch, key: (value(params, batch, key), (state, {})))
+
+
+def denoised(params: Any, inputs: jax.Array, key: jax.Array) -> jax.Array:
+    """The loss of a diffusion model."""
+    noise = jax.random.normal(key, inputs.shape)
+    return jnp.square(tiny.apply(params, inputs + noise) - noise).mean(1)
+
+
+def matched(params: Any, inputs: jax.Array) -> jax.Array:
+    """The contrastive loss of SimCLR."""
+    outputs = tiny.apply(params, inputs)
+    return -jnp.diagonal(jax.nn.log_softmax(outputs @ outputs.T))
+
+
+def drawing(params: Any, state: Any, batch: Batch, key: Any) -> Any:
+    """An evaluation that draws."""
+    each = denoised(params, batch.inputs, jax.random.key(0))
+    return {"loss": (each * batch.mask).sum(), "count": batch.mask.sum()}
+
+
+def test_pmap_refuses_tasks_that_draw_random_numbers_themselves():
+    training = with_loss(lambda params, batch, key: denoised(params, batch.inputs, key).mean())
+    for task in (training, CLASSES._replace(evaluate=drawing)):
+        with pytest.raises(ConfigError, match="draws random numbers.*strategy data"):
+            tiny.fit(tiny.experiment(task=lambda config, task=task: task), strategy="pmap", devices=2)
+
+
+def test_pmap_names_the_check_of_coupled_examples(capsys):
+    for strategy, is_named in (("pmap", True), ("data", False)):
+        tiny.fit(tiny.experiment(num_steps=5), strategy=strategy, devices=2, progress="plain")
+        assert ("jaxnn.testing.check_task" in capsys.readouterr().out) == is_named
+
+
+@pytest.mark.slow
+def test_own_random_numbers_and_coupled_losses_equal_those_of_one_device():
+    def loss(params: Any, batch: Batch, key: jax.Array) -> jax.Array:
+        return (denoised(params, batch.inputs, key) + matched(params, batch.inputs)).mean()
+
+    train_only = data.arrays(train=tiny.points(tiny.NUM_TRAIN))
+    example = tiny.experiment(data=train_only, task=lambda config: with_loss(loss))
+    assert tiny.fit(example, strategy="data").final == pytest.approx(tiny.fit(example).final, rel=1e-5)

@@ -37,7 +37,7 @@ def test_metrics_of_all_outputs_and_of_other_splits_are_equal_however_a_run_is_d
         assert run.final[f"{split}_size"] == len(targets)
     for how in ({"strategy": "pmap", "devices": 2}, {"strategy": "data", "devices": 2, "resident": False}):
         assert tiny.fit(experiment(), eval_batch_size=4, **how).final == pytest.approx(run.final, abs=1e-5)
-    how = {**tiny.HOW, "vmap_size": 2, "devices": 1, "record": False}
+    how = {**tiny.MEMBERS, "record": False}
     swept = jn.sweep(experiment(), jn.grid(learning_rate=[0.1, 0.2]), **how)
     assert swept.members[0].final == pytest.approx(run.final, abs=1e-5)
     assert swept.members[1].final["test_correlation"] != swept.members[0].final["test_correlation"]

@@ -17,7 +17,7 @@ TASK = jn.tasks.classification(jn.models.MLP((4, 3)))
 BATCH = jn.Batch(np.ones((8, 3), np.float32), np.zeros(8, np.int32), np.ones(8, np.float32))
 # Two calls of one length.
 HOW: dict[str, Any] = {"steps_per_call": 3, "report_every": 3, "eval_every": 6}
-SWEEP: dict[str, Any] = {**HOW, "vmap_size": 2, "devices": 1, "progress": "none"}
+SWEEP: dict[str, Any] = {**tiny.MEMBERS, **HOW}
 
 
 def linear(**parts: Any) -> jn.Experiment[Any]:
@@ -104,10 +104,7 @@ def without_batch(config: Any) -> jn.Task:
     def loss(params: Any, state: Any, batch: jn.Batch, key: jax.Array) -> Any:
         return jnp.square(params["x"]).sum(), ({"count": state["count"] + batch.mask.sum()}, {})
 
-    return jn.Task(
-        init=lambda key, batch: ({"x": jnp.full(2, 3.0)}, {"count": jnp.zeros(())}),
-        loss=loss,
-    )
+    return jn.Task(init=lambda key, batch: ({"x": jnp.full(2, 3.0)}, {"count": jnp.zeros(())}), loss=loss)
 
 
 def test_an_experiment_needs_no_data(capsys):
@@ -158,6 +155,7 @@ def test_parameters_start_from_given_ones(tmp_path):
         np.testing.assert_array_equal(swept.run(member).state.params["Dense_0"]["kernel"], kernel)
 
 
+@pytest.mark.slow
 def test_frozen_parameters_stay_and_adapters_learn():
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(TASK.init, jax.random.key(0), BATCH)[0]

@@ -1,6 +1,5 @@
 """Steps: an update by hand, padding, any Optax optimizer, evaluation, dropout, and batches shared by devices."""
 
-import functools
 from typing import Any
 
 import jax
@@ -71,19 +70,15 @@ def test_step_is_counted_and_keys_stay_apart():
     )
 
     @jax.jit
-    def compute() -> list[TrainState]:
-        states = [start(noise, SGD)]
-        for _ in range(3):
-            states.append(make_train_step(noise, SGD)(states[-1], POINTS)[0])
-        return states
+    def compute() -> tuple[TrainState, TrainState]:
+        state = start(noise, SGD)
+        return state, make_train_step(noise, SGD)(state, POINTS)[0]
 
-    states = compute()
-    assert [int(state.step) for state in states] == [0, 1, 2, 3]
-    assert {state.step.dtype.name for state in states} == {"int32"}
-    keys = [jax.random.key_data(state.key).tolist() for state in states]
-    assert keys == keys[:1] * 4
+    state, after = compute()
+    assert (int(state.step), int(after.step), after.step.dtype) == (0, 1, np.int32)
+    np.testing.assert_array_equal(jax.random.key_data(after.key), jax.random.key_data(state.key))
     # Initialisation and steps draw from different keys, neither of them the given one.
-    drawn = {float(jax.random.uniform(key)) for key in (KEY, states[0].key)} | {float(states[0].params["w"])}
+    drawn = {float(jax.random.uniform(key)) for key in (KEY, state.key)} | {float(state.params["w"])}
     assert len(drawn) == 3
 
 
@@ -132,6 +127,7 @@ def assert_near(found: Any, expected: Any, tolerance: float) -> None:
             np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_padding_counts_in_no_batch_statistics():
     task, by_flax = tasks.classification(Normed()), tasks.classification(Normed(flax=True))
     narrow = tasks.classification(Normed(), policy=Policy(compute="bfloat16"))
@@ -172,69 +168,24 @@ def test_normalized_rows_that_do_not_match_the_mask_are_named():
     jax.eval_shape(lambda state: step(state, alone), state)
 
 
-# Devices that share a batch.
-
-
-@functools.cache
-def step_of_one(optimizer: optax.GradientTransformation) -> tuple[Task, TrainState, Any]:
-    """A task, a state, and the result of a step with all rows."""
-    task, batch = tasks.classification(Normed(rate=0.5)), row_batches()[1]
-
-    @jax.jit
-    def step() -> Any:
-        state = start(task, optimizer, batch)
-        return state, make_train_step(task, optimizer)(state, batch)
-
-    return task, *step()
-
-
 ADAM = optax.adam(0.1)
 
 
-@pytest.mark.parametrize(
-    ("way", "optimizer"),
-    [
-        pytest.param("vmap", ADAM, marks=pytest.mark.slow),
-        ("shard_map", ADAM),
-        pytest.param("pmap", ADAM, marks=pytest.mark.slow),
-        pytest.param("shard_map unchecked", ADAM, marks=pytest.mark.slow),
-        # Its line search evaluates the loss again.
-        pytest.param("shard_map", optax.lbfgs(), marks=pytest.mark.slow),
-    ],
-)
-def test_devices_that_share_a_batch_step_as_one_does(way, optimizer):
-    (task, state, expected), batch = step_of_one(optimizer), row_batches()[1]
-    step = make_train_step(averaged_over(task, "data"), optimizer)
-    if way in ("pmap", "vmap"):
-        parts = jax.tree.map(lambda rows: rows.reshape(4, 2, *rows.shape[1:]), batch)
-        mapped = {"pmap": jax.pmap, "vmap": jax.vmap}[way](step, axis_name="data", in_axes=(None, 0))
-        got = jax.jit(lambda *given: jax.tree.map(lambda leaf: leaf[0], mapped(*given)))(state, parts)
-    else:
-        mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
-        specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec()}
-        got = jax.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=way == "shard_map"))(state, batch)
-    assert_near(got, expected, 1e-5)
-
-
-def test_tokens_are_averaged_over_the_batch_of_all_devices():
-    # Of four devices' sequences one, two, no and three tokens count.
-    task = tasks.next_token((lambda key, x: jnp.ones((3, 5)), lambda params, x: params[x]))
-    tokens = np.random.default_rng(0).integers(0, 3, (4, 3))
-    targets = np.where(np.arange(3) < np.array([[1], [2], [0], [3]]), tokens + 1, -1)
-    batch = Batch(tokens, targets, np.ones(4, np.float32))
-    parts = jax.tree.map(lambda rows: rows[:, None], batch)
-    on_parts = jax.vmap(make_train_step(averaged_over(task, "data"), SGD), axis_name="data", in_axes=(None, 0))
+# As strategies compute it, and as it is checked by default; the line search of L-BFGS evaluates the loss again.
+@pytest.mark.slow
+@pytest.mark.parametrize(("is_checked", "optimizer"), [(True, ADAM), (False, ADAM), (True, optax.lbfgs())])
+def test_devices_that_share_a_batch_step_as_one_does(is_checked, optimizer):
+    task, batch = tasks.classification(Normed(rate=0.5)), row_batches()[1]
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec()}
+    step, shared = (make_train_step(one, optimizer) for one in (task, averaged_over(task, "data")))
 
     @jax.jit
-    def step() -> Any:
-        state = start(task, SGD, batch)
-        got = jax.tree.map(lambda leaf: leaf[0], on_parts(state, parts))
-        return got, make_train_step(task, SGD)(state, batch)
+    def compute() -> Any:
+        state = start(task, optimizer, batch)
+        return jax.shard_map(shared, mesh=mesh, **specs, check_vma=is_checked)(state, batch), step(state, batch)
 
-    assert_near(*step(), 1e-6)
-
-
-# Optimizers.
+    assert_near(*compute(), 1e-5)
 
 
 SCHEDULED = optax.adamw(optax.cosine_decay_schedule(0.1, 10), weight_decay=0.01)

@@ -28,7 +28,9 @@ def params_of(model: Any) -> Any:
     return draws.variables(model, PROMPTS)["params"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "learned")) for name in MODELS]
+)
 def test_cached_logits_and_tokens_equal_recomputing_the_prefix(name):
     model, params = MODELS[name], params_of(MODELS[name])
     new = generate(model, params, PROMPTS, lengths=LENGTHS, num_tokens=4, temperature=0)

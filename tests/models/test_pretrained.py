@@ -176,7 +176,7 @@ CASES: dict[str, tuple[Any, tuple[Any, Callable[..., jax.Array]], jax.Array]] = 
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * ("scan" in name)) for name in CASES])
 def test_logits_are_those_of_layers_as_pytorch_defines_them(name):
     model, (shapes, reference), inputs = CASES[name]
     weights = weights_of(shapes(model))
@@ -187,14 +187,9 @@ def test_logits_are_those_of_layers_as_pytorch_defines_them(name):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("names", [OLDER, TIMM])
-def test_a_vit_may_have_other_names(names):
-    weights = weights_of(vit_shapes(VIT))
-    renamed = dict(zip(dict(vit_shapes(VIT, names)), weights.values(), strict=True))
-    jax.tree.map(np.testing.assert_array_equal, from_torch(VIT, renamed), from_torch(VIT, weights))
-
-
-def test_names_of_gpt_2_may_have_a_prefix():
-    weights = weights_of(gpt2_shapes(GPT2))
-    prefixed = {name if name == "lm_head.weight" else f"transformer.{name}": weights[name] for name in weights}
-    jax.tree.map(np.testing.assert_array_equal, from_torch(GPT2, prefixed), from_torch(GPT2, weights))
+def test_weights_may_have_other_names():
+    vits, gpts = (weights_of(shapes) for shapes in (vit_shapes(VIT), gpt2_shapes(GPT2)))
+    prefixed = {name if name == "lm_head.weight" else f"transformer.{name}": gpts[name] for name in gpts}
+    others = [dict(zip(dict(vit_shapes(VIT, names)), vits.values(), strict=True)) for names in (OLDER, TIMM)]
+    for model, weights, renamed in ((VIT, vits, others[0]), (VIT, vits, others[1]), (GPT2, gpts, prefixed)):
+        jax.tree.map(np.testing.assert_array_equal, from_torch(model, renamed), from_torch(model, weights))

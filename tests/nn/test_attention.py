@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxnn.nn import attention
+from jaxnn.nn import BatchSharding, attention, use_batch_sharding
+from jaxnn.observe import implementations, product_flops
 from jaxnn.types import ConfigError
 from tests import draws, native
+from tests.draws import assert_near
 
 BATCH, HEADS, DIM = 3, 4, 5
 BLOCK, LONG = 256, 300  # tokens of a block in memory_efficient; two blocks, one of them not full
@@ -20,8 +22,10 @@ near = partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6)
 ours = pytest.mark.parametrize("implementation", ["math", "memory_efficient"])
 
 
-def inputs(num_queries: int = 9, num_keys: int = 9, key_heads: int = HEADS, dtype: Any = jnp.float32) -> list[Any]:
-    shapes = [(BATCH, num_queries, HEADS, DIM), *[(BATCH, num_keys, key_heads, DIM)] * 2]
+def inputs(*sizes: int, dtype: Any = jnp.float32) -> list[Any]:
+    """Query, key and value; ``sizes`` are queries, keys, heads of keys, heads and features."""
+    queries, keys, key_heads, heads, dim = (*sizes, *(9, 9, HEADS, HEADS, DIM)[len(sizes) :])
+    shapes = [(BATCH, queries, heads, dim), *[(BATCH, keys, key_heads, dim)] * 2]
     return [draws.normal(seed, *shape, dtype=dtype) for seed, shape in enumerate(shapes)]
 
 
@@ -68,7 +72,7 @@ def random_mask(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).random(shape) < 0.5
 
 
-# Queries, keys and heads of keys; the options.
+# Sizes; the options.
 CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "one token": ((1, 1), {"causal": True}),
     "full blocks of keys": ((40, 2 * BLOCK, 2), {}),
@@ -118,6 +122,23 @@ def test_large_scores_half_precision_and_batch_axes(implementation):
     expected = by_hand(arrays, causal=True, lengths=lengths)[0]
     near(no_axis, expected[1])
     near(two_axes[0], expected)
+
+
+# One of each, parts of vectors and of tiles, two blocks of queries.
+SIZES = [(1, 1, 1, 1, 1), (7, 20, 2, 4, 5), (64, 64, 2, 2, 32), (97, 65, 1, 3, 17), (200, 230, 2, 2, 8)]
+
+
+@native.needed
+def test_native_values_and_gradients_of_all_sizes_and_options_are_exact():
+    cases = [(inputs(*sizes), {"causal": causal}) for sizes in SIZES for causal in (False, True)]
+    lengths = np.array([0, 3, 100])  # of no key, of some, and of more than there are
+    cases += [(arrays, {"lengths": lengths, **options}) for arrays, options in cases[2:6]]
+    cases.append((inputs(*SIZES[1]), {"query_lengths": np.array([0, 3, 7]), "scale": 3.0}))
+    attends = [partial(attention, implementation="native", **options) for _, options in cases]
+    run = jax.jit(lambda given: [*map(slope, attends, given)])
+    for found, (arrays, how) in zip(run([arrays for arrays, _ in cases]), cases, strict=True):
+        output, gradients, _ = by_hand(arrays, weights_of(found[1]), **how)
+        assert_near(found, jax.tree.map(np.float32, (gradients, output)))
 
 
 LOWEST_BIAS = np.zeros((1, 1, 9, 9), np.float32)
@@ -241,23 +262,48 @@ def test_memory_and_products_of_blocks():
     assert num_pairs(causal=True) == [10, 10]
 
 
-def scopes(*arrays: Any, **options: Any) -> set[str]:
-    text = str(jax.jit(partial(attention, **options)).lower(*arrays).as_text(debug_info=True))
-    return set(re.findall(r"jaxnn\.attention\.(\w+)", text))
+def chosen(*arrays: Any, **options: Any) -> list[str]:
+    return implementations(partial(attention, **options), *arrays)["attention"]
+
+
+def refused(implementation: str, words: str, arrays: Any, **options: Any) -> None:
+    with pytest.raises(ConfigError, match=f"'{implementation}' here: .*{words}.*; leave implementation out"):
+        attention(*arrays, **options, implementation=implementation)
 
 
 def test_on_cpu_the_size_of_the_scores_chooses(monkeypatch):
     monkeypatch.setenv("JAXNN_NATIVE", "off")  # whose kernel would be taken
 
-    def chosen(num_queries: int, num_keys: int, heads: int = 8, **options: Any) -> set[str]:
+    def of_size(num_queries: int, num_keys: int, heads: int = 8, **options: Any) -> list[str]:
         query, key = (jax.ShapeDtypeStruct((1, size, heads, DIM), jnp.float32) for size in (num_queries, num_keys))
-        return scopes(query, key, key, **options)
+        return chosen(query, key, key, **options)
 
     # 8 heads, 512 by 512 floats: 8 MiB of scores.
-    assert chosen(512, 512) == {"math"}
-    assert chosen(512, 513) == chosen(257, 257, heads=32) == {"memory_efficient"}
-    assert chosen(512, 513, implementation="math") == chosen(512, 513, bias=jnp.zeros((1, 1, 1, 513))) == {"math"}
-    assert chosen(256, 256, heads=64) == chosen(1, 513) == {"math"}  # a single block; decoding
+    assert of_size(512, 512) == ["math"]
+    assert of_size(512, 513) == of_size(257, 257, heads=32) == ["memory_efficient"]
+    assert of_size(512, 513, implementation="math") == of_size(512, 513, bias=jnp.zeros((1, 1, 1, 513))) == ["math"]
+    assert of_size(256, 256, heads=64) == of_size(1, 513) == ["math"]  # a single block; decoding
+
+
+@native.needed
+def test_native_is_taken_from_a_size_on_and_refused_with_a_reason():
+    arrays = [np.asarray(array) for array in inputs(*SIZES[2])]
+    assert chosen(*arrays) == chosen(*arrays, lengths=[1, 2, 3]) == ["native"]
+    assert chosen(*(array[:1] for array in arrays)) == chosen(*(array[:, :8] for array in arrays)) == ["math"]
+    # Forward two products, backward five, of which one is the scores again.
+    gradient = jax.grad(lambda *arrays: attention(*arrays).sum(), (0, 1, 2))
+    assert product_flops(gradient, *arrays) == {"float32": 7 * 2.0 * BATCH * 2 * 64 * 64 * 32}
+    mask = np.ones((1, 1, 64, 64), bool)
+    for words, given, options in (
+        ("neither mask nor bias", arrays, {"mask": mask}),
+        ("neither mask nor bias", arrays, {"bias": mask.astype("float32")}),
+        ("float32, not in bfloat16", [array.astype(jnp.bfloat16) for array in arrays], {}),
+    ):
+        assert chosen(*given, **options) == ["math"]
+        refused("native", words, given, **options)
+    rows = BatchSharding(BATCH, lambda rows: rows, lambda function, *_: function)
+    with use_batch_sharding(rows):
+        refused("native", "whose axis is not the first", [array[:2] for array in arrays])
 
 
 CUDNN: list[tuple[float, tuple[int, ...], Any, dict[str, Any], str]] = [
@@ -270,16 +316,12 @@ CUDNN: list[tuple[float, tuple[int, ...], Any, dict[str, Any], str]] = [
 
 
 def test_cudnn_is_taken_on_a_gpu_that_can_and_refused_with_a_reason(monkeypatch, pretend_gpu):
-    def refused(words: str, arrays: Any, **options: Any) -> None:
-        with pytest.raises(ConfigError, match=f"'cudnn' here: .*{words}.*; leave implementation out"):
-            attention(*arrays, **options, implementation="cudnn")
-
-    refused("compute capability 8.0", inputs())
+    refused("cudnn", "compute capability 8.0", inputs())
     pretend_gpu("gfx942")
-    refused("compute capability 8.0", inputs())
+    refused("cudnn", "compute capability 8.0", inputs())
     for capability, shape, dtype, options, words in CUDNN:
         pretend_gpu(capability=str(capability))
-        refused(words, [np.zeros(shape, dtype)] * 3, **options)
+        refused("cudnn", words, [np.zeros(shape, dtype)] * 3, **options)
     taken: list[dict[str, Any]] = []
 
     def pretend(query: Any, key: Any, value: Any, **options: Any) -> Any:
@@ -306,4 +348,4 @@ def test_a_function_is_an_implementation():
     attend = partial(attention, *arrays, causal=True, lengths=jnp.array([9, 4, 0]), scale=0.5)
     near(*jax.jit(lambda: (attend(implementation=plain), attend(implementation="math")))())
     assert options[0]["is_causal"] and options[0]["scale"] == 0.5 and options[0]["mask"].shape == (3, 1, 1, 9)
-    assert scopes(*arrays, implementation=plain) == {"plain"}
+    assert chosen(*arrays, implementation=plain) == ["plain"]

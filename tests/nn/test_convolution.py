@@ -151,6 +151,14 @@ implementations = pytest.mark.parametrize(
 )
 
 
+FACTORS = np.float32([1, -2, 3])
+
+
+def members(array: Any, axis: int | None) -> np.ndarray:
+    """An array times each of ``FACTORS`` along an axis, or the array itself."""
+    return np.asarray(array) if axis is None else np.stack([factor * array for factor in FACTORS], axis)
+
+
 def with_gradients(function: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, ...]]:
     """``(x, kernel) -> (output, gradient by x, gradient by kernel)`` of a weighted sum."""
 
@@ -184,7 +192,8 @@ def lowered(function: Callable[..., Any], *args: Any, **options: Any) -> str:
     return jax.jit(function).lower(*args).as_text(**options)
 
 
-def assert_values_and_gradients_are_exact(implementation: str) -> None:
+@implementations
+def test_values_and_gradients_are_exact(implementation):
     if implementation == "onednn":
         cases, dtype, tolerance = SUPPORTED | TRANSPOSED | LARGE, "float32", 1e-5
     else:
@@ -193,11 +202,6 @@ def assert_values_and_gradients_are_exact(implementation: str) -> None:
         for name, results in graded(cases, dtype, implementation).items():
             assert {str(result.dtype) for result in results} == {dtype}
             assert_exact(cases[name], cases[name].arrays(dtype), results, tolerance, name)
-
-
-@implementations
-def test_values_and_gradients_are_exact(implementation):
-    assert_values_and_gradients_are_exact(implementation)
 
 
 def test_convolutions_run_where_jit_is_disabled_and_nan_is_found():
@@ -264,21 +268,18 @@ def test_second_derivatives_of_either_order_are_exact():
 
 
 @implementations
-@pytest.mark.parametrize("axes", [(1, None), (None, -1), (0, 2)], ids=["inputs", "kernels", "both"])
+@pytest.mark.parametrize(
+    "axes", [(1, None), *(pytest.param(pair, marks=pytest.mark.slow) for pair in ((None, -1), (0, 2)))], ids=str
+)
 def test_vmap_equals_separate_runs_without_grouped_convolutions(axes, implementation):
     cases = dict(FORMS)
     if implementation == "onednn":
         del cases["chunks"]  # which it does not form
         cases |= {"4x4 tiles": LARGE["4x4 tiles"], "transposed": TRANSPOSED["transposed"]}
-    factors = np.float32([1, -2, 3])
-
-    def members(array: Any, axis: int | None) -> np.ndarray:
-        return np.asarray(array) if axis is None else np.stack([factor * array for factor in factors], axis)
-
     arrays = {name: [*map(members, case.arrays(), axes)] for name, case in cases.items()}
     runs = {name: jax.vmap(with_gradients(case.function(implementation)), axes) for name, case in cases.items()}
     # Output and gradients are linear in the inputs and in the kernel.
-    of_x, of_kernel = (np.ones(3) if axis is None else factors for axis in axes)
+    of_x, of_kernel = (np.ones(3) if axis is None else FACTORS for axis in axes)
     if None not in axes:  # members of members, of which the outer share their inputs
         arrays = {name: [x, np.stack([kernel, 2 * kernel])] for name, (x, kernel) in arrays.items()}
         runs = {name: jax.vmap(run, (None, 0)) for name, run in runs.items()}
@@ -406,22 +407,22 @@ def test_a_layer_takes_an_implementation_or_a_function():
 
     x, kernel = GROUPS.arrays()
     draws.assert_close(*jax.jit(lambda: [GROUPS.function(by)(x, kernel) for by in (plain, "xla")])())
-    layer = Conv(2, (3, 3), implementation="xla")
-    params = draws.variables(layer, x)
-    assert chosen(layer.apply, params, x) == {"xla"}
-    assert chosen(layer.clone(implementation="channels_last").apply, params, x) == {"channels_last"}
-    with pytest.raises(ConfigError, match="no implementation 'fast'"):
-        layer.clone(implementation="fast").apply(params, x)
+    params = draws.variables(linen.Conv(2, (3, 3)), x)
+    make, own = functools.partial(Conv, 2, (3, 3)), functools.partial(conv_general_dilated, implementation="xla")
+    given = make(conv_general_dilated=lax.conv_general_dilated)
+    for layer, expected in (
+        *((make(implementation=name), {name}) for name in ("xla", "channels_last")),
+        (make(implementation=plain), {"plain"}),
+        (given, set()),
+        (make(conv_general_dilated=own), {"xla"}),
+        (linen.Conv(2, (3, 3), conv_general_dilated=conv_general_dilated), {DEFAULT}),
+    ):
+        assert chosen(layer.apply, params, x) == expected
     for implementation in ("xla", plain):
-        layer = Conv(2, (3, 3), implementation=implementation)
-        assert layer == Conv(2, (3, 3), implementation=implementation) != Conv(2, (3, 3))
+        layer = make(implementation=implementation)
+        assert layer == make(implementation=implementation) != make()
         assert hash(layer) == hash(layer.clone())
-    assert chosen(layer.apply, params, x) == {"plain"}
-    given = Conv(2, (3, 3), conv_general_dilated=lax.conv_general_dilated)
-    assert chosen(given.apply, params, x) == set()
-    flaxs = linen.Conv(2, (3, 3), conv_general_dilated=conv_general_dilated)
-    assert chosen(flaxs.apply, params, x) == {DEFAULT}
-    own = functools.partial(conv_general_dilated, implementation="xla")
-    assert chosen(Conv(2, (3, 3), conv_general_dilated=own).apply, params, x) == {"xla"}
+    with pytest.raises(ConfigError, match="no implementation 'fast'"):
+        make(implementation="fast").apply(params, x)
     with pytest.raises(ConfigError, match="implementation or a conv_general_dilated, not both"):
         given.clone(implementation="channels_last")

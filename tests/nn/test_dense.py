@@ -19,6 +19,7 @@ from jaxnn.observe import implementations, product_flops
 from jaxnn.types import Batch, ConfigError
 from tests import draws, native
 from tests.draws import assert_close, assert_near
+from tests.nn.test_convolution import members
 
 KEY = jax.random.key(0)
 DENSE = (((1,), (0,)), ((), ()))
@@ -103,11 +104,6 @@ def assert_exact(found: Any, x: Any, kernel: Any) -> None:
 def test_native_gradients_are_exact_in_every_size_and_under_vmap():
     pairs = [(draws.normal(0, *size[:2]), draws.normal(1, *size[1:])) for size in SIZES]
     axes = [(0, None), (None, -1), (1, 0)]
-    factors = np.float32([1, -2, 3])
-
-    def members(array: Any, axis: int | None) -> np.ndarray:
-        return np.asarray(array) if axis is None else np.stack([factor * array for factor in factors], axis)
-
     given = [[*map(members, pair, each)] for pair in pairs[:2] for each in axes]
 
     @jax.jit

@@ -56,7 +56,6 @@ TABLE: list[tuple[Callable[[], Any], str]] = [
     (lambda: linear(ROWS, KERNEL, LABELS, chunk=0), "chunk must be an integer >= 1, not 0"),
     (lambda: nn.Policy(compute="bfloat61"), "compute='bfloat61' .*did you mean 'bfloat16'"),
     (lambda: nn.Policy(compute=jnp.int32), "compute=.*int32"),
-    (lambda: nn.Policy(compute=7), "compute=7"),
     (lambda: nn.Policy(compute=None), "compute=None"),
     (lambda: nn.avg_pool(np.ones((4, 4), np.float32), (2, 2), (2, 2)), r"2 spatial axes, features\], not"),
     (lambda: nn.avg_pool(np.ones((1, 4, 4, 1), bool), (2, 2), (2, 2)), r"2 spatial axes, features\], not"),

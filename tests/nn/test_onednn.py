@@ -26,6 +26,7 @@ from jaxnn.types import ConfigError
 from tests import draws, native
 from tests.draws import assert_near
 from tests.nn.test_convolution import DENSE, LARGE, with_gradients
+from tests.nn.test_recurrent import sized
 
 pytestmark = native.needed
 
@@ -61,7 +62,7 @@ def attend(scales: jax.Array, arrays: Any, implementation: str | None = None) ->
 
 def recur(params: Any, inputs: Any, implementation: str | None = None) -> Any:
     x, carry = inputs
-    layer = nn.LSTM(32, return_carry=True, implementation=implementation)
+    layer = nn.LSTM(65, return_carry=True, implementation=implementation)
     return layer.apply(params, x, initial_carry=carry)
 
 
@@ -71,23 +72,17 @@ def normalize(params: Any, x: jax.Array, implementation: str | None = None) -> A
 
 
 IMAGES = LARGE["even"].arrays()[::-1]
-SEQUENCES = draws.normal(0, 8, 20, 5)
-LSTM_PARAMS = jax.tree.map(
-    lambda leaf: np.float32(32**-0.5) * np.asarray(leaf), draws.variables(nn.LSTM(32), SEQUENCES)
-)
-OF_LSTM = LSTM_PARAMS, (SEQUENCES, tuple(draws.normal(seed, 8, 32) for seed in (1, 2)))
-HEADS = tuple(draws.normal(seed, 4, 64, 2, 32) for seed in range(3))
+LSTM_PARAMS, *SEQUENCES = sized(8, 20, 5, 65)
+OF_LSTM = LSTM_PARAMS, SEQUENCES
 SCALES = {"scale": draws.uniform(3, 6), "bias": draws.uniform(4, 6)}
 MATRICES = draws.normal(1, 160, 128), draws.normal(0, 400, 160)  # rows enough for products forward too
-SOME_HEADS = draws.uniform(3, 32), HEADS
+OF_HEADS = draws.uniform(3, 32), [draws.normal(seed, 4, 64, 2, 32) for seed in range(3)]
 BATCHES = SCALES, draws.normal(0, 40, 5, 6)
 TABLE = [
     Row("convolution", convolve, *IMAGES, "onednn", "channels_last", "convolution", "convolution", r"(\d+)x16x16"),
     Row("dense", dense, *MATRICES, "onednn", "xla", "dot_general", "product", r"(\d+)x160x"),
-    Row(
-        "attention", attend, *SOME_HEADS, "native", "math", "dot_general", "attention attention_backward", r"(\d+)x64x2"
-    ),
-    Row("recurrence", recur, *OF_LSTM, "native", "fused_inputs", "while", "lstm lstm_backward", r"20x(\d+)x128"),
+    Row("attention", attend, *OF_HEADS, "native", "math", "dot_general", "attention attention_backward", r"(\d+)x64x2"),
+    Row("recurrence", recur, *OF_LSTM, "native", "fused_inputs", "while", "lstm lstm_backward", r"20x(\d+)x260"),
     Row("normalization", normalize, *BATCHES, "native", "custom_vjp", "reduce", "channel_sums moments"),
 ]
 
@@ -114,6 +109,7 @@ def program(operation: str) -> Any:
 
 
 @rows(lambda row: row.operation != "convolution")  # whose derivatives are compared with exact numbers
+@pytest.mark.slow
 def test_derivatives_of_either_mode_and_order_equal_xla(row):
     arrays = row.params, row.inputs
     # Along the gradient itself, half of the derivative of its square is the same as the two mixed derivatives.
@@ -163,6 +159,15 @@ def test_members_and_steps_of_a_scan_equal_separate_runs_which_have_the_same_bit
         pairs = zip(member, (row.params, row.inputs), strict=True)
         arrays = [jax.tree.map(lambda leaf, k=k: np.float32(1 - 2 * k) * np.asarray(leaf), tree) for k, tree in pairs]
         assert_near(jax.tree.map(lambda leaf, member=member: leaf[member], mapped), alone(*arrays))
+    if row.native == "native" and row.call is not None:  # whose loops have no parts that depend on the batch
+        of_rows = first[0][1], first[1]
+        (_, to_inputs), outputs = jax.tree.map(lambda leaf: leaf[0, 0], mapped)
+        jax.tree.map(np.testing.assert_array_equal, (to_inputs, outputs), of_rows)
+        for k in range(0, len(jax.tree.leaves(row.inputs)[0]), 3):
+            (_, to_inputs), outputs = alone(row.params, jax.tree.map(lambda leaf, k=k: leaf[k : k + 1], row.inputs))
+            jax.tree.map(
+                lambda one, all, k=k: np.testing.assert_array_equal(one[0], all[k]), (to_inputs, outputs), of_rows
+            )
     if nothing is not None:
         (to_params, to_inputs), outputs = nothing
         assert not any(leaf.any() for leaf in jax.tree.leaves(to_params))
@@ -240,14 +245,14 @@ one_thread = os.environ["JAX_NUM_CPU_DEVICES"] == "1"
 if one_thread:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import jax, jax.numpy as jnp, jaxnn_onednn, pytest
-from tests.nn import test_convolution, test_onednn_attention, test_onednn_rnn
+from tests.nn import test_attention, test_convolution, test_recurrent
 if one_thread:
     threads = jax.jit(lambda: jax.ffi.ffi_call("jaxnn_threads", jax.ShapeDtypeStruct((), jnp.int32))())()
     assert threads == 1, threads
-    test_convolution.assert_values_and_gradients_are_exact("onednn")
-    test_onednn_attention.test_values_and_gradients_of_all_sizes_and_options_are_exact()  # which needs AVX2
-test_onednn_rnn.test_values_and_gradients_of_all_sizes_are_exact()
-test_onednn_rnn.test_tanh_is_exact_to_a_millionth()
+    test_convolution.test_values_and_gradients_are_exact("onednn")
+    test_attention.test_native_values_and_gradients_of_all_sizes_and_options_are_exact()  # which needs AVX2
+test_recurrent.test_native_loops_equal_xlas_in_every_size_length_and_direction()
+test_recurrent.test_native_tanh_is_exact_to_a_millionth()
 assert not jaxnn_onednn.has_bfloat16()
 with pytest.raises(test_convolution.ConfigError, match="this CPU has no instructions for bfloat16"):
     test_convolution.graded(test_convolution.FORMS, jnp.bfloat16, "onednn")

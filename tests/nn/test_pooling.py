@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import linen
 from jax import lax
 
@@ -121,6 +122,7 @@ def test_no_window_reduction_in_the_gradients_of_tiles_and_maxima():
     assert "gather" not in jax.export.export(tiles)(symbolic).mlir_module()
 
 
+@pytest.mark.slow
 def test_gradients_of_equal_maxima_and_nan():
     tile = np.zeros((1, 40, 1), np.float32)
     # Small integers: nearly every window has ties, many between a row and another.

@@ -1,4 +1,4 @@
-"""Recurrent layers: Flax's values and gradients, with one product in each step of a loop."""
+"""Recurrent layers: Flax's values and gradients, one product in each step of a loop, and native loops of the LSTM."""
 
 import functools
 from collections.abc import Callable
@@ -14,16 +14,17 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jaxnn.nn import GRU, LSTM, Bidirectional
+from jaxnn.observe import equations, implementations, product_flops
 from jaxnn.types import ConfigError
-from tests import draws
-from tests.draws import assert_close
+from tests import draws, native
+from tests.draws import assert_close, assert_near
 
 BATCH, TIME, INPUTS, FEATURES = 3, 6, 5, 4
 LENGTHS = np.array([6, 1, 4])
 VALID = (np.arange(TIME)[None] < LENGTHS[:, None])[..., None]
 KEY = jax.random.key(0)
 CELLS = {LSTM: linen.OptimizedLSTMCell, GRU: linen.GRUCell}
-KINDS = pytest.mark.parametrize("kind", [LSTM, GRU])
+KINDS = pytest.mark.parametrize("kind", [LSTM, pytest.param(GRU, marks=pytest.mark.slow)])
 X = draws.normal(0, BATCH, TIME, INPUTS)
 BACKWARD = {"reverse": True, "keep_order": True}
 
@@ -137,7 +138,7 @@ def test_bidirectional_equals_flax():
         assert_close(ours, flaxs)
 
 
-@pytest.mark.parametrize("kind", [LSTM, pytest.param(GRU, marks=pytest.mark.slow)])
+@KINDS
 def test_bfloat16_has_the_dtypes_of_flax_and_is_near_float32(kind):
     params = params_of(kind)
     narrow = jax.tree.map(
@@ -163,16 +164,6 @@ def test_bfloat16_has_the_dtypes_of_flax_and_is_near_float32(kind):
         np.testing.assert_allclose(np.float32(got), expected, rtol=0.1, atol=0.1)
 
 
-def scans(jaxpr: Any) -> list[Any]:
-    """The bodies of all loops in a traced program, from the first to the last."""
-    found = []
-    for equation in jaxpr.eqns:
-        inner = [getattr(value, "jaxpr", value) for value in equation.params.values()]
-        inner = [value for value in inner if hasattr(value, "eqns")]
-        found += inner if equation.primitive.name == "scan" else [body for value in inner for body in scans(value)]
-    return found
-
-
 @pytest.mark.parametrize(("layer", "loops"), [(LSTM(4), 1), (GRU(4), 1), (both(LSTM), 2)], ids=["lstm", "gru", "both"])
 def test_one_product_in_each_step_and_the_others_outside(layer, loops):
     def products(jaxpr: Any) -> int:
@@ -180,7 +171,7 @@ def test_one_product_in_each_step_and_the_others_outside(layer, loops):
 
     params = jax.eval_shape(layer.init, KEY, X)
     traced = jax.make_jaxpr(jax.grad(lambda p, x: layer.apply(p, x).sum(), argnums=(0, 1)))(params, X)
-    bodies = scans(traced.jaxpr)
+    bodies = [each.params["jaxpr"] for each, _ in equations(traced) if each.primitive.name == "scan"]
     assert [products(body) for body in bodies] == [1] * 2 * loops
     # Per direction outside: the inputs' product, its two gradients, and the recurrent kernel's gradient.
     assert products(traced) - sum(map(products, bodies)) == 4 * loops
@@ -227,6 +218,98 @@ def test_flax_transformations_of_layers():
         return (members(FEATURES).apply(params, x)[0], remat, mixed), (plain, plain, pair)
 
     assert_close(*run(params, params_of_both(LSTM), X))
+
+
+# Batch, time steps, inputs and features: one row and several parts of unequal size, fewer rows than threads, features
+# that fill the vectors, are fewer, and more.
+PADDED = (3, 5, 4, 16)
+SIZES = [(1, 3, 2, 1), (2, 40, 3, 70), PADDED, (7, 20, 5, 65), (9, 4, 3, 33), (8, 1, 3, 48)]
+
+
+def sized(batch: int, time: int, inputs: int, features: int) -> Any:
+    """Parameters, inputs and state. The kernels' norms are near 1: rounding is not amplified from step to step."""
+    x = draws.normal(0, batch, time, inputs)
+    variables = draws.variables(LSTM(features), x)
+    params = jax.tree.map(lambda leaf: np.float32(features**-0.5) * np.asarray(leaf), variables)
+    return params, x, tuple(draws.normal(k, batch, features) for k in (1, 2))
+
+
+@native.needed
+@pytest.mark.slow
+def test_native_loops_equal_xlas_in_every_size_length_and_direction():
+    lengths = {"seq_lengths": np.array([5, 0, 2])}
+    cases = [*[(sized(*sizes), {}) for sizes in SIZES], *[(sized(*PADDED), lengths | how) for how in ({}, BACKWARD)]]
+
+    def graded(by: str, call: Any, params: Any, x: jax.Array, carry: Any) -> Any:
+        layer = LSTM(carry[0].shape[-1], implementation=by, return_carry=True)
+
+        def loss(params: Any, x: jax.Array, carry: Any) -> tuple[jax.Array, Any]:
+            results = layer.apply(params, x, initial_carry=carry, **call)
+            return sum(jnp.sum(leaf**3) for leaf in jax.tree.leaves(results)), results
+
+        return jax.grad(loss, (0, 1, 2), has_aux=True)(params, x, carry)
+
+    def run(by: str, given: Any) -> Any:
+        params, x, _ = given[-1]
+        pair = {name: params["params"] for name in ("forward_rnn", "backward_rnn")}
+        both_directions = Bidirectional(*[LSTM(16, implementation=by) for _ in "ab"]).apply({"params": pair}, x)
+        time_major = LSTM(16, implementation=by, time_major=True).apply(params, x.swapaxes(0, 1), reverse=True)
+        return (
+            [graded(by, *how, *arrays) for arrays, (_, *how) in zip(given, cases, strict=True)],
+            both_directions,
+            time_major,
+        )
+
+    both = jax.jit(lambda given: [run(by, given) for by in ("native", "fused_inputs")])
+    assert_near(*both([arrays for arrays, _ in cases]))
+
+
+@native.needed
+def test_native_tanh_is_exact_to_a_millionth():
+    x = np.concatenate([np.logspace(-30, 1.3, 400), [0.0, 88.0, 1e30]])
+    x = np.float32(np.concatenate([x, -x]))
+    # The input gate is 1 and the cell's state 0: the new state is tanh of the input.
+    params = jax.tree.map(np.zeros_like, sized(1, 1, 1, 1)[0])
+    cell = params["params"]["cell"]
+    cell |= {"ig": {"kernel": np.ones((1, 1), np.float32)}, "hi": cell["hi"] | {"bias": np.full(1, 40.0, np.float32)}}
+    ((c, _), _) = jax.jit(LSTM(1, implementation="native", return_carry=True).apply)(params, x[:, None, None])
+    np.testing.assert_allclose(c[:, 0], np.tanh(np.float64(x)), rtol=1e-6)
+
+
+@native.needed
+def test_native_saturated_gates_have_no_gradient_and_nan_stays_in_its_row():
+    params, x, _ = sized(*PADDED)
+    apply = jax.jit(LSTM(16, implementation="native").apply)
+    saturated = jax.jit(jax.grad(lambda p, x: apply(p, x).sum()))(params, np.full_like(x, 1e30))
+    assert all(np.isfinite(leaf).all() and np.abs(leaf).max() < 1 for leaf in jax.tree.leaves(saturated))
+    inputs = np.array(x)
+    inputs[1, 2] = np.nan
+    seen = np.isnan(apply(params, inputs)).any(-1)
+    assert (seen == [[False] * 5, [False] * 2 + [True] * 3, [False] * 5]).all()
+
+
+@native.needed
+def test_native_loops_are_taken_from_a_size_on_and_refused_with_a_reason():
+    params, x, _ = jax.tree.map(np.asarray, sized(8, 8, 3, 4))
+
+    def chosen(layer: Any, x: Any) -> list[str]:
+        return implementations(layer.apply, jax.eval_shape(layer.init, jax.random.key(0), x), x)["recurrence"]
+
+    assert chosen(LSTM(4), x) == chosen(LSTM(4, implementation="native"), x[1:]) == ["native"]
+    assert chosen(LSTM(4), x[1:]) == ["fused_inputs"]
+    for reason, kind, options, inputs in (
+        ("only for an LSTM", GRU, {}, x),
+        ("float32, not in bfloat16, float32", LSTM, {"dtype": jnp.bfloat16}, x),
+        ("no time steps", LSTM, {}, x[:, :0]),
+    ):
+        assert chosen(kind(4, **options), inputs) == ["fused_inputs"]
+        with pytest.raises(ConfigError, match=f"'native' here: .*{reason}.*; leave implementation out"):
+            jax.eval_shape(kind(4, implementation="native", **options).init, jax.random.key(0), inputs)
+    flops = [
+        product_flops(jax.grad(lambda p, by=by: LSTM(4, implementation=by).apply(p, x).sum()), params)
+        for by in ("native", "fused_inputs")
+    ]
+    assert flops[0] == flops[1] != {}
 
 
 # cuDNN's call itself needs a GPU; all around it is run here with JAX's reference in its place.

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import linen
 from jax.sharding import AxisType, PartitionSpec
@@ -100,14 +99,17 @@ TABLE = [
     of_module("GRU", nn.GRU(2)),
     ragged(both(nn.GRU, implementation="fused_inputs")),
 ]
-# Numbers are compared for these rows; the others have the same rules, or JAX's own, and are traced only.
-FORWARD = {
-    *("Dense", "Conv", "max_pool of tiles", "max_pool", "avg_pool", "LayerNorm", "BatchNorm", "cross_entropy"),
-    *("memory_efficient attention", "linear_cross_entropy", "LSTM", "both directions of several lengths"),
+# Numbers are compared for these rows; the others have the same rules, or JAX's own, and are traced only. Members of
+# other layers are compared in the files of these.
+CHECKED = {
+    "gradient": {
+        *("Dense", "Conv", "max_pool of tiles", "max_pool", "avg_pool", "LayerNorm", "BatchNorm", "cross_entropy"),
+        *("memory_efficient attention", "linear_cross_entropy", "LSTM", "both directions of several lengths"),
+    },
+    "vmap": {"LayerNorm", "BatchNorm", "memory_efficient attention", "LSTM"},
+    "devices": {"Dense", "Conv", "LayerNorm"},
 }
-SECOND_ORDER = {"Dense", "Conv", "memory_efficient attention"}
-MAPPED = {"Dense", "Conv", "Conv of thin inputs", "LayerNorm", "BatchNorm", "memory_efficient attention", "LSTM"}
-SHARDED = {"Dense", "Conv", "LayerNorm"}
+SECOND_ORDER = {"Dense", "memory_efficient attention"}
 
 
 def rows(choose: Callable[[Row], bool] = lambda row: True) -> pytest.MarkDecorator:
@@ -140,9 +142,9 @@ def test_every_layer_has_a_row():
     assert {getattr(nn, name) for name in nn.__all__} - others <= {row.layer for row in TABLE}
 
 
-@rows(lambda row: row.name in FORWARD | SHARDED)
+@rows(lambda row: row.name in set.union(*CHECKED.values()))
 def test_layers_conform(row):
-    checks = (*(["gradient"] if row.name in FORWARD else []), *(["devices"] if row.name in SHARDED else []))
+    checks = [check for check, names in CHECKED.items() if row.name in names]
     passed = testing.check_layer(row.function, row.inputs, row.params, checks=checks)
     assert passed == dict.fromkeys(checks, "passed")
 
@@ -163,31 +165,6 @@ def test_second_derivatives_of_either_order_agree(row):
     else:
         by_reverse, by_forward = jax.eval_shape(run, row.params, row.inputs)
         assert by_reverse == by_forward
-
-
-@rows(lambda row: row.name in MAPPED)
-def test_gradient_of_a_nested_vmap_equals_sums_of_separate_runs(row):
-    # Outer members have their own parameters, inner ones their own inputs, along the last axis.
-    members = [jax.tree.map(lambda leaf: np.stack([leaf, -2 * leaf], -1), tree) for tree in (row.params, row.inputs)]
-    weights = np.array([[1.0, 2.0], [3.0, -1.0]], np.float32)
-
-    def weighed(params: Any, inputs: jax.Array) -> jax.Array:
-        losses = jax.vmap(jax.vmap(functools.partial(total, row), (None, -1)), (-1, None))(params, inputs)
-        return jnp.sum(weights * losses)
-
-    def run(outer: int, inner: int) -> Any:
-        params, inputs = (
-            jax.tree.map(lambda leaf, k=k: leaf[..., k], tree) for k, tree in zip((outer, inner), members, strict=True)
-        )
-        slopes = jax.device_get(gradient(row.name)(params, inputs))
-        return jax.tree.map(lambda leaf: weights[outer, inner] * leaf, slopes)
-
-    to_params, to_inputs = jax.device_get(jax.jit(jax.grad(weighed, (0, 1)))(*members))
-    each = [[run(outer, inner) for inner in (0, 1)] for outer in (0, 1)]
-    for k in (0, 1):
-        of_outer, of_inner = (jax.tree.map(np.add, *pair) for pair in (each[k], [one[k] for one in each]))
-        assert_close(jax.tree.map(lambda leaf, k=k: leaf[..., k], to_params), of_outer[0], 1e-4)
-        assert_close(to_inputs[..., k], of_inner[1], 1e-4)
 
 
 @rows()

@@ -111,12 +111,8 @@ def test_a_step_is_differentiable_by_the_rate():
 
 
 def fitted(module: Any, **options: Any) -> Any:
-    experiment = jn.Experiment(
-        tiny.Config(num_steps=4),
-        data=lambda config: tiny.splits(),
-        task=lambda config: jn.tasks.classification(jn.models.MLP((8_200, 3))),
-        optimizer=lambda config: module.adam(config.learning_rate),
-    )
+    make = lambda config: module.adam(config.learning_rate)  # noqa: E731
+    experiment = tiny.experiment(model=jn.models.MLP((8_200, 3)), optimizer=make, num_steps=4)
     state = tiny.fit(experiment, steps_per_call=2, **options).state
     return state.params, state.opt_state
 
@@ -126,6 +122,7 @@ def by_optax() -> Any:
     return fitted(optax, devices=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["one", "pmap", "data", "fsdp"])
 def test_a_run_is_that_of_optax(strategy, by_optax):
     options: Any = {"devices": 1} if strategy == "one" else {"devices": 2, "strategy": strategy}

@@ -1,5 +1,6 @@
-"""Clipping, accumulation and averages: numbers by hand, any nesting, and averages found in any state."""
+"""Clipping, accumulation, averages, loss scales and schedules: numbers by hand, any nesting, traced or plain."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,10 @@ import numpy as np
 import optax
 import pytest
 
+import jaxnn as jn
 from jaxnn import optim
+from jaxnn.optim import schedules
+from tests import tiny
 
 SGD = optax.sgd(1.0)
 WRAPPERS: dict[str, Callable] = {
@@ -70,33 +74,13 @@ def test_accumulation_updates_once_in_num_steps_calls():
     assert optim.with_accumulation(SGD, 1) is SGD
 
 
-# Averages. SGD at rate 1 with these gradients leads from 10 to 8, 4 and 5.
+# SGD at rate 1 with these gradients leads from 10 to 8, 4 and 5.
 
 GRADIENTS = np.float32([2.0, 4.0, -1.0])
 
 
 def average(optimizer: optax.GradientTransformation, gradients: np.ndarray = GRADIENTS, start: float = 10.0) -> Any:
     return optim.evaluation_params(*train(optimizer, {"w": jnp.float32(start)}, {"w": gradients}))["w"]
-
-
-def test_averages_by_hand():
-    expected = {
-        # 8, 4, 5 weigh 1/4, 1/2, 1, over 7/4: (2 + 2 + 5) / 1.75; from 10: (10 + 8)/2 = 9, (9 + 4)/2 = 6.5, 11.5/2.
-        (0.5, True): 9 / 1.75,
-        (0.5, False): 5.75,
-        # 0 keeps the last; 1 is the plain mean (8 + 4 + 5)/3, or without debiasing the start.
-        (0.0, True): 5.0,
-        (1.0, True): 17 / 3,
-        (1.0, False): 10.0,
-    }
-    got, traced = jax.jit(
-        lambda decays: (
-            [average(optim.with_ema(SGD, decay, debias=debias)) for decay, debias in expected],
-            jax.vmap(lambda decay: average(optim.with_ema(SGD, decay)))(decays),
-        )
-    )(np.float32([0.0, 0.5, 1.0]))
-    np.testing.assert_allclose(got, [*expected.values()], rtol=1e-6)
-    np.testing.assert_allclose(traced, [5.0, 9 / 1.75, 17 / 3], rtol=1e-6)
 
 
 def test_state_of_an_average():
@@ -116,20 +100,35 @@ def test_state_of_an_average():
     assert optim.evaluation_params(updates, after)["w"].dtype == jnp.bfloat16
 
 
-# Each of these keeps the average of 8, 4, 5 with weights 1/4, 1/2, 1.
-PLACES: dict[str, Callable] = {
-    "MultiSteps": lambda averaged: optax.MultiSteps(averaged, 1).gradient_transformation(),
-    "injected": lambda averaged: optax.inject_hyperparams(lambda unused: averaged)(unused=0.0),
-    "apply_if_finite": lambda averaged: optax.apply_if_finite(averaged, 3),
-    "a chain in a chain": lambda averaged: optax.chain(optax.clip(1e9), optax.chain(averaged, optax.identity())),
-    "another average": lambda averaged: optim.with_ema(optim.with_ema(SGD, 0.0), 0.5),
-    "masked": lambda averaged: optax.masked(averaged, {"w": True}),
+AVERAGED = optim.with_ema(SGD, 0.5)
+DEBIASED = 9 / 1.75  # 8, 4, 5 weigh 1/4, 1/2, 1, over 7/4: (2 + 2 + 5) / 1.75
+AVERAGES: dict[str, tuple[optax.GradientTransformation, float]] = {
+    "debiased": (AVERAGED, DEBIASED),
+    # (10 + 8)/2 = 9, (9 + 4)/2 = 6.5, 11.5/2.
+    "from the start": (optim.with_ema(SGD, 0.5, debias=False), 5.75),
+    "the last": (optim.with_ema(SGD, 0.0), 5.0),
+    "the plain mean": (optim.with_ema(SGD, 1.0), 17 / 3),
+    "the start": (optim.with_ema(SGD, 1.0, debias=False), 10.0),
+    # Found in any state.
+    "MultiSteps": (optax.MultiSteps(AVERAGED, 1).gradient_transformation(), DEBIASED),
+    "injected": (optax.inject_hyperparams(lambda unused: AVERAGED)(unused=0.0), DEBIASED),
+    "apply_if_finite": (optax.apply_if_finite(AVERAGED, 3), DEBIASED),
+    "a chain in a chain": (optax.chain(optax.clip(1e9), optax.chain(AVERAGED, optax.identity())), DEBIASED),
+    "another average": (optim.with_ema(optim.with_ema(SGD, 0.0), 0.5), DEBIASED),
+    "masked": (optax.masked(AVERAGED, {"w": True}), DEBIASED),
 }
 
 
-def test_average_is_found_in_any_state():
-    got = jax.jit(lambda: {place: average(put(optim.with_ema(SGD, 0.5))) for place, put in PLACES.items()})()
-    assert {place: float(value) for place, value in got.items()} == pytest.approx(dict.fromkeys(PLACES, 9 / 1.75))
+def test_averages_by_hand_in_any_state():
+    def run(decays: jax.Array) -> Any:
+        traced = jax.vmap(lambda decay: average(optim.with_ema(SGD, decay)))(decays)
+        return {name: average(optimizer) for name, (optimizer, _) in AVERAGES.items()}, traced
+
+    got, traced = jax.jit(run)(np.float32([0.0, 0.5, 1.0]))
+    assert {name: float(value) for name, value in got.items()} == pytest.approx(
+        {name: expected for name, (_, expected) in AVERAGES.items()}
+    )
+    np.testing.assert_allclose(traced, [5.0, DEBIASED, 17 / 3], rtol=1e-6)
 
 
 def test_averages_of_accumulated_updates_and_of_parts():
@@ -150,9 +149,6 @@ def test_averages_of_accumulated_updates_and_of_parts():
     np.testing.assert_allclose([within, around], [-4.5 / 1.5, -4.75 / 1.875], rtol=1e-6)
     # a: as above; b: at half the rate, 10 - 5/2 last; c: the parameter itself.
     np.testing.assert_allclose([split[name] for name in "abc"], [9 / 1.75, 7.5, 5.0], rtol=1e-6)
-
-
-# All of them.
 
 
 # Each pair in both orders.
@@ -199,3 +195,163 @@ def test_extra_arguments_reach_an_optimizer_that_takes_them():
         lambda: [[second_update(wrap, each) for each in (takes_value, optax.scale(-1.0))] for wrap in WRAPPERS]
     )()
     assert np.array_equal(got, [[7.0, -0.5]] * len(WRAPPERS))
+
+
+def adam(config):
+    return optax.adam(config.learning_rate)
+
+
+@pytest.mark.slow
+def test_a_scale_of_a_power_of_two_changes_no_number(tmp_path):
+    experiment = tiny.experiment(
+        optimizer=lambda config: jn.optim.with_loss_scale(adam(config), growth_interval=2),
+        step=jn.steps.make_scaled_train_step,
+        num_steps=6,
+    )
+    plain = tiny.experiment(optimizer=adam, num_steps=6)
+    ours, expected = tiny.fit(experiment, tmp_path, steps_per_call=3, report_every=3), tiny.fit(plain, steps_per_call=3)
+    jax.tree.map(np.testing.assert_array_equal, ours.state.params, expected.state.params)
+    jax.tree.map(np.testing.assert_array_equal, ours.state.opt_state.inner, expected.state.opt_state)
+    assert float(ours.state.opt_state.scale) == 2.0**19 and int(ours.state.opt_state.good_steps) == 0
+    np.testing.assert_allclose(ours.metrics["train_loss_scale"], [2.0**16 * 4 / 3, 2.0**16 * 10 / 3])
+    how = {**tiny.HOW, "steps_per_call": 3, "vmap_size": 2, "devices": 1, "record": False}
+    swept = jn.sweep(experiment, jn.grid(seed=[0, 1]), **how)
+    assert swept.members[0].final["test_loss"] == pytest.approx(ours.final["test_loss"], rel=1e-5)
+    resumed = tiny.fit(experiment.replace(num_steps=9), resume=tmp_path, steps_per_call=3, report_every=3)
+    assert float(resumed.state.opt_state.scale) == 2.0**20 and int(resumed.state.opt_state.good_steps) == 1
+
+
+def test_an_overflow_skips_the_update_and_halves_the_scale():
+    optimizer = jn.optim.with_loss_scale(optax.adam(0.1), init_scale=2.0**24, growth_interval=1)
+    params = {"a": jnp.ones(2), "b": jnp.ones(3)}
+    update, state = jax.jit(optimizer.update), optimizer.init(params)
+    good = jax.tree.map(lambda leaf: leaf * 2.0, params)
+    _, before = update(good, state, params)
+    assert float(before.scale) == 2.0**24  # the largest
+    updates, after = update(good | {"a": jnp.array([1.0, jnp.inf])}, before, params)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(updates)) and float(after.scale) == 2.0**23
+    jax.tree.map(np.testing.assert_array_equal, after.inner, before.inner)
+    # Members of a population have their own scales.
+    members = {"a": np.float32([[2, 2], [1, np.inf]]), "b": np.full((2, 3), 2, np.float32)}
+    updates, states = jax.jit(jax.vmap(optimizer.update, (0, None, None)))(members, before, params)
+    assert states.scale.tolist() == [2.0**24, 2.0**23] and updates["b"].any(axis=1).tolist() == [True, False]
+
+
+def test_an_overflow_on_one_device_skips_the_update_on_all():
+    task = jn.tasks.averaged_over(
+        jn.tasks.classification(tiny.MODEL, policy=jn.nn.Policy(compute="float16")), "devices"
+    )
+    optimizer = jn.optim.with_loss_scale(jn.optim.with_norms(optax.sgd(0.1)), init_scale=2.0**12)
+    inputs, labels = tiny.points(8)
+    inputs[4:] *= 1e3  # those of the second device
+    batches = jn.Batch(inputs.reshape(2, 4, 3), labels.reshape(2, 4), np.ones((2, 4), np.float32))
+    start = jn.steps.init_train_state(task, optimizer, jax.random.key(0), jax.tree.map(lambda rows: rows[0], batches))
+    step = jax.pmap(jn.steps.make_scaled_train_step(task, optimizer), "devices", in_axes=(None, 0))
+    state, metrics = step(start, batches)
+    assert state.opt_state.scale.tolist() == [2.0**11] * 2 and np.isnan(metrics["gradient_norm"]).all()
+    np.testing.assert_array_equal(state.params["kernel"], [start.params["kernel"]] * 2)
+
+
+def test_float16_trains_where_unscaled_gradients_vanish():
+    def small(outputs, labels):  # gradients below float16's smallest number, 6e-8
+        return 1e-8 * optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
+
+    batch, kernels = jn.Batch(*tiny.points(8), np.ones(8, np.float32)), []
+    for dtype, scale in (("float32", 1.0), ("float16", 2.0**20), ("float16", 1.0)):
+        task = jn.tasks.supervised(tiny.MODEL, small, {"loss": small}, jn.nn.Policy(compute=dtype))
+        optimizer = jn.optim.with_loss_scale(optax.sgd(1e7), init_scale=scale)
+        start = jn.steps.init_train_state(task, optimizer, jax.random.key(0), batch)
+        state, metrics = jax.jit(jn.steps.make_scaled_train_step(task, optimizer))(start, batch)
+        assert float(metrics["loss_scale"]) == scale and float(metrics["loss"]) < 1e-7
+        kernels.append(np.asarray(state.params["kernel"] - start.params["kernel"]))
+    expected, scaled_up, vanished = kernels
+    np.testing.assert_allclose(scaled_up, expected, atol=2e-3 * np.abs(expected).max())
+    assert not vanished.any()
+
+
+STEPS = np.arange(26)  # two shapes of 20 steps, and some beyond
+
+# name -> (ours, Optax's), each of a peak
+SHAPES: dict[str, tuple[Callable, Callable]] = {
+    "linear": (lambda peak: schedules.linear(peak, 20), lambda peak: optax.linear_schedule(peak, 0.0, 20)),
+    "linear warm-up": (
+        lambda peak: schedules.linear(peak, 20, warmup_steps=5, final_fraction=0.1),
+        lambda peak: optax.join_schedules(
+            [optax.linear_schedule(0.0, peak, 5), optax.linear_schedule(peak, peak * 0.1, 15)], [5]
+        ),
+    ),
+    "cosine": (
+        lambda peak: schedules.cosine(peak, 20, final_fraction=0.2),
+        lambda peak: optax.cosine_decay_schedule(peak, 20, alpha=0.2),
+    ),
+    "cosine warm-up": (
+        lambda peak: schedules.cosine(peak, 20, warmup_steps=4, final_fraction=0.2),
+        lambda peak: optax.warmup_cosine_decay_schedule(0.0, peak, 4, 20, end_value=peak * 0.2),
+    ),
+    "one-cycle": (lambda peak: schedules.one_cycle(peak, 20), lambda peak: optax.cosine_onecycle_schedule(20, peak)),
+    "one-cycle, all given": (
+        lambda peak: schedules.one_cycle(peak, 20, warmup_fraction=0.5, initial_divisor=4.0, final_divisor=10.0),
+        lambda peak: optax.cosine_onecycle_schedule(20, peak, 0.5, 4.0, 10.0),
+    ),
+}
+OURS = {name: ours for name, (ours, _) in SHAPES.items()} | {
+    "inverse-sqrt": lambda peak: schedules.inverse_sqrt(peak, warmup_steps=4),
+    "inverse-time": lambda peak: schedules.inverse_time(peak, 0.1),
+}
+
+
+def values(schedule: optax.Schedule) -> jax.Array:
+    return jax.vmap(schedule)(STEPS)
+
+
+def test_plain_and_traced_peaks_give_the_numbers_of_optax():
+    @jax.jit
+    def run(peaks: jax.Array) -> Any:
+        traced = jax.vmap(lambda peak: {name: values(make(peak)) for name, make in OURS.items()})(peaks)
+        plain = {name: values(make(0.3)) for name, make in OURS.items()}
+        return traced, plain, {name: values(optaxs(0.3)) for name, (_, optaxs) in SHAPES.items()}
+
+    traced, plain, expected = run(np.float32([0.0, 0.3]))
+    for name in OURS:
+        near = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7, err_msg=name)
+        near(plain[name], expected.get(name, plain[name]))
+        near(traced[name], [np.zeros(len(STEPS)), plain[name]])
+
+
+def test_fractions_and_divisors_may_be_traced():
+    def at_a_step(fraction: Any, divisor: Any) -> list[Any]:
+        divisors = {"initial_divisor": divisor, "final_divisor": divisor}
+        return [
+            schedules.linear(1.0, 20, final_fraction=fraction)(15),
+            schedules.cosine(1.0, 20, warmup_steps=2, final_fraction=fraction)(15),
+            schedules.one_cycle(1.0, 20, warmup_fraction=fraction, **divisors)(3),
+            schedules.inverse_time(1.0, fraction)(15),
+        ]
+
+    traced, plain = jax.jit(lambda *given: (at_a_step(*given), at_a_step(0.29, 7.0)))(np.float32(0.29), np.float32(7.0))
+    np.testing.assert_allclose(traced, plain, rtol=1e-5)
+
+
+# Vaswani et al.: d^-0.5 * min(step^-0.5, step * warmup^-1.5), with d = 64 and warmup = 16, peaks at step 16.
+VASWANI = {step: 64**-0.5 * min(step**-0.5, step * 16**-1.5) for step in (1, 5, 16, 17, 64, 1000)}
+# Keras: learning_rate * (1 / (1 + decay * iterations)), from the first update on; at 1 / rate half the peak.
+KERAS = {0: 0.3, 1: 0.24, 2: 0.2, 4: 0.15, 16: 0.06, 10**6: 0.3 / 250_001}
+ALL_WARMUP = {0: 0.0, 1: 0.25, 2: 0.5, 3: 0.75, 4: 1.0, 5: 0.0}
+BY_HAND: list[tuple[optax.Schedule, dict[int, float]]] = [
+    (schedules.inverse_sqrt(1 / 32, warmup_steps=16), {0: 0.0, **VASWANI}),
+    (schedules.inverse_time(0.3, 0.25), KERAS),
+    (schedules.inverse_time(0.3, 0), {1000: 0.3}),
+    (schedules.linear(1.0, 4, warmup_steps=4), ALL_WARMUP),
+    (schedules.cosine(1.0, 4, warmup_steps=4), ALL_WARMUP),
+    (schedules.linear(1.0, 2, warmup_steps=1), {0: 0.0, 1: 1.0, 2: 0.0}),
+    (schedules.one_cycle(1.0, 1, warmup_fraction=0.0), {0: 1.0, 1: 1 / 25e4}),  # it only falls
+    # Halfway up from 1/4: the mean of 1/4 and 1.
+    (schedules.one_cycle(1.0, 4, warmup_fraction=1.0, initial_divisor=4.0), {0: 0.25, 2: 0.625, 4: 1.0}),
+]
+
+
+def test_numbers_by_hand():
+    run = jax.jit(lambda steps: [jax.vmap(make)(of_one) for (make, _), of_one in zip(BY_HAND, steps, strict=True)])
+    found = run([np.array([*expected]) for _, expected in BY_HAND])
+    for row, (got, (_, expected)) in enumerate(zip(found, BY_HAND, strict=True)):
+        np.testing.assert_allclose(got, [*expected.values()], rtol=1e-5, atol=2e-7, err_msg=str(row))

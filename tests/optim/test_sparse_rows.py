@@ -1,7 +1,7 @@
 """Sparse rows: rows that count are updated as by hand and by definition, all others are never touched."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -14,6 +14,7 @@ import pytest
 import jaxnn as jn
 from jaxnn import optim, tasks
 from jaxnn.nn import Embed
+from jaxnn.observe import equations
 from jaxnn.optim import SparseRows, sparse_rows, value_and_grad_of, value_and_row_gradient
 from jaxnn.steps import init_train_state, make_train_step
 from jaxnn.types import Batch
@@ -269,20 +270,13 @@ def test_vmap_and_clipping_give_the_same():
     assert_close(jax.tree.map(lambda leaf: leaf[1], found), expected, rtol=1e-4, atol=1e-6)
 
 
-def operations(program: Any) -> Iterator[tuple[str, set[tuple[int, ...]]]]:
-    """Every operation of a program and of the programs it calls, and the shapes it takes and gives."""
-    for equation in program.jaxpr.eqns:
-        called = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-        if called is not None:
-            yield from operations(called)
-        else:
-            yield equation.primitive.name, {atom.aval.shape for atom in (*equation.invars, *equation.outvars)}
-
-
 def on_tables(optimizer: optax.GradientTransformation) -> set[str]:
+    """The operations of a step that take or give a table; not the calls of programs in which these are."""
     state = jax.eval_shape(lambda: init_train_state(TASK, optimizer, KEY, TEXTS[0]))
     program = jax.make_jaxpr(step_of(TASK, optimizer))(state, TEXTS[0])
-    return {name for name, shapes in operations(program) if (NUM_WORDS, FEATURES) in shapes}
+    operations = [each for each, _ in equations(program) if not {"jaxpr", "call_jaxpr"} & each.params.keys()]
+    seen = ((each.primitive.name, atom.aval.shape) for each in operations for atom in (*each.invars, *each.outvars))
+    return {name for name, shape in seen if shape == (NUM_WORDS, FEATURES)}
 
 
 def test_only_reads_and_writes_of_rows_see_a_table():
@@ -300,6 +294,7 @@ def test_no_copy_of_a_table_in_a_scan():
     assert memory.alias_size_in_bytes > 3 * table_bytes
 
 
+@pytest.mark.slow
 def test_fit_trains_by_rows_and_records_the_run(tmp_path):
     # A text is positive if most of its words are even; word 0 never comes.
     words = np.random.default_rng(0).integers(1, NUM_WORDS, (300, 7)).astype(np.int32)

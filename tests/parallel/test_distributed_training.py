@@ -19,6 +19,7 @@ from jaxnn.models import MLP
 from jaxnn.run import RESUMABLE
 from tests import processes, several, tiny
 from tests.processes import Started, free_port, started
+from tests.record.files import untimed
 
 pytestmark = [pytest.mark.slow]
 
@@ -44,12 +45,6 @@ def fit(num_steps: int, *where: Path, **options: Any) -> jn.Run:
     return tiny.fit(several.experiment.replace(num_steps=num_steps), *where, **how, **options)
 
 
-def reported(path: Path) -> list[dict[str, Any]]:
-    """The reports of a record without what depends on the clock."""
-    timed = ("seconds", "steps_per_second", "examples_per_second")
-    return [{name: value for name, value in line.items() if name not in timed} for line in tiny.lines(path)]
-
-
 def steps_of(path: Path) -> list[int]:
     """The steps that have a checkpoint."""
     return [int(found.name) for found in (path / "checkpoints").glob("[0-9]*") if found.name.isdecimal()]
@@ -66,7 +61,7 @@ def test_any_number_of_processes_resumes_a_run_as_one_trains_it_and_one_of_them_
     # Here each process is sent its rows alone.
     run(4, "--resume", path, "--resident", False, "--strategy", "fsdp", "--num-steps", 60)
     fit(80, resume=path, strategy="data", devices=2)
-    lines, expected = reported(path), fit(80)._trainer.logs[0].lines
+    lines, expected = untimed(path), fit(80)._trainer.logs[0].lines
     assert [line["step"] for line in lines] == [*range(5, 81, 5)]
     for line, wanted in zip(lines, expected, strict=True):
         assert line == pytest.approx({name: wanted[name] for name in line}, rel=1e-4), line["step"]
@@ -89,11 +84,9 @@ def test_signal_to_one_process_stops_all_at_one_step_to_resume_from_bitwise(tmp_
     assert stopped % 5 == 0 and stopped in steps_of(path)
     run(2, *flags, "--num-steps", stopped + 20, "--resume", path)
     run(2, *flags, "--num-steps", stopped + 20, "--run-dir", undisturbed)
-    assert reported(path) == reported(undisturbed)
+    assert untimed(path) == untimed(undisturbed)
     chex.assert_trees_all_equal(jn.load_checkpoint(path)["params"], jn.load_checkpoint(undisturbed)["params"])
 
-
-# --- states that are saved by hand, and runs that do not fit together ---
 
 # Arrays that are sharded, replicated, and on the host, and differ with ``number``.
 STATE = """
@@ -163,8 +156,6 @@ def test_two_processes_save_one_state_and_report_the_same_errors_and_differences
     saved = {name: np.asarray(value).tolist() for name, value in jn.load_checkpoint(tmp_path / "1").items()}
     assert saved == {"sharded": [1, 2, 3, 4], "same": [1, 1], "host": [1, 1, 1], "number": 1}
 
-
-# --- streamed data ---
 
 BATCH_SIZE, NUM_STEPS = 8, 10
 # An epoch is longer than what is read, ahead of the last step too: no two steps have an example in common.

@@ -115,9 +115,6 @@ def test_parameters_are_sharded_along_the_axes_of_the_model_and_then_data():
     assert fully_sharded(P(("model", "pipe"), None)) == P("model", "data"), "only the axes that the mesh has"
 
 
-# --- own strategies ---
-
-
 def shard_moments(mesh: Mesh, shapes: TrainState, specs: PyTree) -> TrainState:
     sharded = STRATEGIES["fsdp"].shard_state(mesh, shapes, specs)
     state: TrainState = STRATEGIES["data"].shard_state(mesh, shapes, specs)._replace(opt_state=sharded.opt_state)
@@ -143,6 +140,7 @@ def test_batches_sharded_along_two_axes_train_as_on_one_device():
     assert tiny.fit(wide(), strategy=two_axes, mesh="data=2,more=2").summary.metrics == expected()
 
 
+@pytest.mark.slow
 def test_own_strategies_are_chosen_recorded_and_resumed_and_train_as_on_one_device(tmp_path):
     run = tiny.fit(wide(num_steps=10), tmp_path, strategy=chooser, devices=2)
     kernel, moment = (tree["out"] for tree in (run.state.params, run.state.opt_state[0].trace))
@@ -162,9 +160,6 @@ def test_own_strategies_are_chosen_recorded_and_resumed_and_train_as_on_one_devi
     ]
 
 
-# --- errors ---
-
-
 def unread(config: Any) -> Any:
     raise AssertionError("data were read")
 
@@ -178,24 +173,16 @@ def devices(**options: Any) -> Callable[[], object]:
     return lambda: jn.fit(jn.Experiment(tiny.Config(), unread, unread, unread), record=False, **options)
 
 
-def mesh(text: str) -> Callable[[], object]:
-    """Trains a model whose parameters name no axis."""
-    return lambda: tiny.fit(tiny.experiment(), mesh=text)
-
-
 def placed(shard_state: Callable[..., Any]) -> Callable[[], object]:
     """Places a state by the ``shard_state`` of a strategy."""
     return lambda: layout(shard_state=shard_state).state_shardings(NARROW, {"w": P()})
 
 
-def each(sharding: Callable[[Mesh, Any], Any]) -> Callable[[], object]:
-    return placed(lambda mesh, shapes, specs: jax.tree.map(functools.partial(sharding, mesh), shapes))
+def along_data(mesh: Mesh, shapes: TrainState, specs: PyTree) -> Any:
+    return jax.tree.map(lambda leaf: NamedSharding(mesh, P(None, "data") if leaf.ndim else P()), shapes)
 
 
-def along_data(mesh: Mesh, leaf: Any) -> NamedSharding:
-    return NamedSharding(mesh, P(None, "data") if leaf.ndim else P())
-
-
+NAMELESS = tiny.experiment()  # its parameters name no axis
 NAMED_TWICE = r"parameter w has \[32, 32\], and is named .*: name each axis once"
 ERRORS: list[tuple[Callable[[], object], str]] = [
     (devices(devices=5), "requested 5 devices, but only 4 CPU devices are available.*JAX_NUM_CPU_DEVICES=5"),
@@ -208,8 +195,8 @@ ERRORS: list[tuple[Callable[[], object], str]] = [
     (devices(mesh="data=2,model=2", strategy="pmap"), "strategy pmap .* axis data alone"),
     (devices(device="gpu"), r"device is 'gpu', which JAX cannot open here .*jax\[cuda13\].*--device cpu"),
     (devices(device="cuda"), "device is 'cuda', and must be one of None, cpu, gpu, tpu"),
-    (mesh("data=2,modle=2"), "modle=2, and nothing is (split|sharded) .*modle.* over data"),
-    (mesh("model=2"), "model=2, and nothing is (split|sharded) .*model.* over data"),
+    (lambda: tiny.fit(NAMELESS, mesh="data=2,modle=2"), "modle=2, and nothing is (split|sharded) .*modle.* over data"),
+    (lambda: tiny.fit(NAMELESS, mesh="model=2"), "model=2, and nothing is (split|sharded) .*model.* over data"),
     (lambda: fully_sharded(P("data", "data")), NAMED_TWICE),
     (lambda: fully_sharded(P(None, None, "model")), NAMED_TWICE),
     (lambda: fully_sharded(P(("model", "data"), "model")), NAMED_TWICE),
@@ -220,8 +207,11 @@ ERRORS: list[tuple[Callable[[], object], str]] = [
     (lambda: layout(batch_spec=lambda mesh: "data").data_size, "returned 'data': return a PartitionSpec of the fi"),
     (lambda: layout(batch_spec=lambda mesh: P(("data", "more"))).data_size, "along more, .* mesh data=4 lacks"),
     (placed(lambda *_: None), "a tree like the state's"),
-    (each(lambda mesh, leaf: P()), r"returned P\(\) for step \[\]: return a NamedSharding"),
-    (each(along_data), r"for params/w \[32, 6\], which does not fit"),
+    (
+        placed(lambda mesh, shapes, specs: jax.tree.map(lambda leaf: P(), shapes)),
+        r"returned P\(\) for step \[\]: return a NamedSharding",
+    ),
+    (placed(along_data), r"for params/w \[32, 6\], which does not fit"),
 ]
 
 

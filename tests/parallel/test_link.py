@@ -99,9 +99,6 @@ def test_processes_that_do_not_fit_together_all_report_it(monkeypatch):
         assert f"listen on port {taken.getsockname()[1]} of this machine, which is in use" in str(error)
 
 
-# --- other clients ---
-
-
 def connect(port: int) -> socket.socket:
     """A connection to a process 0 that is about to listen, by a client that is no process of the run."""
     for _ in range(1000):

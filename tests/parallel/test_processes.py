@@ -29,21 +29,12 @@ for window in range(6000 if rank == 1 else 0):
 READY = "total(1.0)\nsay('here')\n"
 
 
-def output(done: list[processes.Done]) -> list[list[str]]:
-    """The lines that each process printed; all ended silently."""
-    assert [(process.status, process.err) for process in done] == [(0, "")] * len(done), done
-    return [processes.words(process.out) for process in done]
-
-
 def set_environment(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
     """Sets ``variables`` and no other variable of a cluster."""
     for name in [name for name in os.environ if name.startswith(processes.FOREIGN)]:
         monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-
-
-# --- decisions ---
 
 
 def test_single_process_agrees_with_itself():
@@ -95,7 +86,9 @@ say(error_of(all_agree, "options", {{"devices": 2, **({{"mesh": "data=2"}} if ra
 
 
 def test_two_processes_share_devices_and_decisions():
-    first, second = output(processes.run(DECISIONS, devices=2))
+    done = processes.run(DECISIONS, devices=2)
+    assert [(process.status, process.err) for process in done] == [(0, "")] * 2, done
+    first, second = (processes.words(process.out) for process in done)
     assert first[0] == "6.0 4 2 True 2" and second[0] == "6.0 4 2 False 2"
     value = "[('dir', 'runs/x'), ('rate', 0.1), ('steps', [1, 2])]"
     assert first[1] == f"{value} [0]" and second[1] == f"{value} []"
@@ -109,9 +102,6 @@ def test_two_processes_share_devices_and_decisions():
     stops = json.loads(first[8].replace("None", "null"))
     assert first[8] == second[8] and len(stops) == ROUNDS
     assert [stop for _, stop in stops] == [13 if asked is None else asked + 2 for asked, _ in stops]
-
-
-# --- lost processes and errors ---
 
 
 def survivors(done: list[processes.Done], killed: int) -> list[processes.Done]:
@@ -195,8 +185,6 @@ def test_error_or_signal_of_one_process_ends_all_with_its_status():
     assert [process.status for process in done] == [75, 75] and done[1].err.startswith("interrupted before"), done
 
 
-# --- flags and clusters ---
-
 FLAGS = "--coordinator node:1 --num-processes 2 --process-id"
 WRONG_FLAGS = {
     "--distributed": "no cluster started this process; .*SLURM .*Open MPI.*Kubernetes.*Cloud TPU.*--coor",
@@ -243,32 +231,25 @@ def test_clusters_give_their_tasks_a_place_or_are_named(monkeypatch):
             ClusterOptions(distributed=True).place()
 
 
-# --- the scripts of the documentation ---
-
+# Prints its place, and trains until one process gets a signal, or not at all if it has a seed.
 SCRIPT = """
 import os
+import signal
 import sys
 import jax
 from jaxnn.cli import exit_on_user_error, parse_run, processes
-from jaxnn.parallel import broadcast_from_primary
+from jaxnn.parallel import StopVote, all_agree, broadcast_from_primary
 from tests import tiny
 with exit_on_user_error():
     config, options, cluster = parse_run(tiny.experiment(), sys.argv[1:])
     with processes(cluster):
+        asked, vote, window = [], StopVote(), 0
+        signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
         found = options.run_dir or f"resumed {options.resume}"
         words = (cluster.process_id, found, config.num_steps, jax.process_count(), broadcast_from_primary(lambda: "ok"))
         # In one call, as all write to one pipe.
         os.write(1, (" ".join(map(str, words)) + chr(10)).encode())
-sys.exit(config.seed)
-"""
-# The same, until one process gets a signal.
-ENDLESS = """
-        import signal
-        from jaxnn.parallel import StopVote, all_agree
-        asked, vote, window = [], StopVote(), 0
-        signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
-        os.write(1, b"trains" + bytes([10]))
-        while not vote.poll(window, bool(asked)):
+        while not (config.seed or vote.poll(window, bool(asked))):
             all_agree("window", {})
             window += 1
 sys.exit(75)
@@ -321,16 +302,14 @@ def test_slurm_script_starts_a_run_and_requeues_it_if_interrupted(commands):
 def test_ssh_script_resumes_a_run_and_passes_on_signal_and_status(commands):
     tiny.fit(tiny.experiment(num_steps=1), commands / "a run")
     where = {"PORT": str(processes.free_port()), "PYTHON": sys.executable, "FOLDER": str(shell.ROOT)}
-    (commands / "joins.py").write_text(SCRIPT.rpartition("sys.exit")[0] + ENDLESS)
     variables = environment(commands, HOSTS="localhost 127.0.0.1", **where)
+    resumed = f"resumed {commands / 'a run'} 9 2 ok\n"
     with processes.started([["docs/ssh_run.sh", "--num-steps", 9]], **variables) as running:
-        running.wait_for("127.0.0.1: trains")
-        running.wait_for("\ntrains")
+        running.wait_for(f"127.0.0.1: 1 {resumed}")
+        running.wait_for(f"0 {resumed}")
         running.signal(0, signal.SIGTERM)
         done = running.finish()[0]
     assert done.status == 75 and done.err == "", done
-    resumed = f"resumed {commands / 'a run'} 9 2 ok\n"
-    assert f"0 {resumed}" in done.out and f"127.0.0.1: 1 {resumed}" in done.out
     assert not list(shell.ROOT.glob(".ssh_run.*"))
 
 

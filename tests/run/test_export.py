@@ -59,6 +59,7 @@ assert not {"jaxnn", "flax", "optax"} & set(sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_models_with_a_symbolic_batch_predict_as_the_run_and_need_jax_alone(runs, tmp_path):
     for name, run in runs.items():
         run.export(tmp_path / f"{name}.stablehlo")
@@ -67,6 +68,7 @@ def test_models_with_a_symbolic_batch_predict_as_the_run_and_need_jax_alone(runs
     assert (done.stdout.split(), done.returncode) == (sorted(MODELS), 0), done.stderr
 
 
+@pytest.mark.slow
 def test_one_file_has_several_platforms_and_a_given_batch(runs, tmp_path):
     path = runs["cnn"].export(tmp_path / "cnn.stablehlo", batch=5, platforms=("cpu", "cuda", "tpu"))
     exported = jax.export.deserialize(bytearray(path.read_bytes()))

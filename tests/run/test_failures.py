@@ -27,15 +27,12 @@ from tests.record.files import contents
 def exploding(bad_step: int) -> jn.Experiment[tiny.Config]:
     """SGD whose gradient at update ``bad_step`` is NaN: the loss of the step after it is the first bad one."""
 
-    def poison() -> optax.GradientTransformation:
-        def update(updates: Any, left: jax.Array, params: Any = None) -> tuple[Any, jax.Array]:
-            factor = jnp.where(left == 1, jnp.nan, 1.0)
-            return jax.tree.map(lambda leaf: leaf * factor, updates), left - 1
+    def update(updates: Any, left: jax.Array, params: Any = None) -> tuple[Any, jax.Array]:
+        return jax.tree.map(lambda leaf: jnp.where(left == 1, jnp.nan, leaf), updates), left - 1
 
-        # The step is part of the state, so one program serves all steps.
-        return optax.GradientTransformation(lambda params: jnp.int32(bad_step), update)
-
-    return tiny.experiment(optimizer=lambda config: optax.chain(optax.sgd(0.1), poison()), num_steps=40)
+    # The step is part of the state, so one program serves all steps.
+    poison = optax.GradientTransformation(lambda params: jnp.int32(bad_step), update)
+    return tiny.experiment(optimizer=lambda config: optax.chain(optax.sgd(0.1), poison), num_steps=40)
 
 
 def saved(run_dir: Path) -> list[int]:
@@ -99,10 +96,10 @@ def interrupt_twice() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-ENDS = [(fail, ZeroDivisionError, "failed"), (interrupt_twice, KeyboardInterrupt, "interrupted")]
-
-
-@pytest.mark.parametrize(("action", "error", "status"), ENDS)
+@pytest.mark.parametrize(
+    ("action", "error", "status"),
+    [(fail, ZeroDivisionError, "failed"), (interrupt_twice, KeyboardInterrupt, "interrupted")],
+)
 def test_exception_in_user_code_and_second_signal_end_a_run_at_once(whole, tmp_path, action, error, status):
     path = tmp_path / "run"
     with pytest.raises(error):

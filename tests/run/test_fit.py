@@ -1,6 +1,7 @@
 """``fit``, ``train`` and ``iterate`` compute the same numbers as a loop written by hand, for every way to run."""
 
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import chex
@@ -102,19 +103,16 @@ def test_augmentation_differs_by_step_and_repeats_by_run():
 def test_nothing_is_compiled_after_the_first_window_and_the_ledger_has_the_causes(tmp_path):
     events: list[Any] = []
 
-    class Spy:
-        def write(self, lines: Any) -> None:
-            events.extend(line["step"] for line in lines)
-
     def on_duration(name: str, seconds: float, **_: Any) -> None:
         if "/compile/" in name:
             events.append(name)
 
     jax.monitoring.register_event_duration_secs_listener(on_duration)
+    spy = SimpleNamespace(write=lambda lines: events.extend(line["step"] for line in lines))
     try:
         # Windows of 5 and of 3 in calls of 3, streamed and evaluated: every kind of program there is.
         options = {"steps_per_call": 3, "resident": False, "checkpoint_every": 0}
-        run = tiny.fit(tiny.experiment(num_steps=23), tmp_path / "run", writers=(Spy(),), **options)
+        run = tiny.fit(tiny.experiment(num_steps=23), tmp_path / "run", writers=(spy,), **options)
     finally:
         jax.monitoring.unregister_event_duration_listener(on_duration)
     shown = [index for index, event in enumerate(events) if isinstance(event, int)]
@@ -162,9 +160,6 @@ def test_train_regresses_floats():
     np.testing.assert_allclose(run.state.params["w"][:, 0], [1.0, -2.0, 0.5], atol=1e-3)
     np.testing.assert_allclose(run.state.params["b"], [[3.0]], atol=1e-3)
     assert run.evaluate("train")["mean_absolute_error"] < 1e-3
-
-
-# --- iterate ---
 
 
 def test_reports_states_and_parameters_equal_those_of_fit(whole):

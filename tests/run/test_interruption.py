@@ -1,67 +1,19 @@
-"""Scripts in processes of their own that are killed, interrupted or cut off from their output, for real."""
+"""Scripts in processes of their own that are interrupted or cut off from their output, for real."""
 
 import os
-import random
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import chex
 import pytest
 
-import jaxnn as jn
-from tests import processes, shell, tiny
-from tests.record.files import untimed
+from tests import processes, shell
 
 pytestmark = pytest.mark.slow
 
 DEADLINE = 120.0
-NUM_REPORTS = 30
-FLAGS = ("--num-steps", 30_000, "--report-every", 1000, "--checkpoint-every", 2000, "--steps-per-call", 500)
-
-
-def command(script: Path, *flags: object) -> list[object]:
-    return [sys.executable, script, *flags, "--progress", "plain"]
-
-
-def num_reports(path: Path) -> int:
-    file = path / "metrics.jsonl"
-    return file.read_bytes().count(b"\n") if file.exists() else 0
-
-
-def test_killed_and_interrupted_run_equals_an_undisturbed_one(tmp_path):
-    path, undisturbed, draw = tmp_path / "run", tmp_path / "undisturbed", random.Random(0)
-
-    def run(path: Path, until: Callable[[], bool] = lambda: False, signum: int = 0) -> tuple[int, str]:
-        """Starts or resumes the run in ``path`` and sends a signal; returns the exit status and what it printed."""
-        where = ("--resume", path) if (path / "run.json").exists() else ("--run-dir", path, *FLAGS)
-        script = command(shell.ROOT / "tests" / "several.py", 1, *where)
-        with processes.started([script], JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled")) as running:
-            deadline = time.monotonic() + DEADLINE
-            while signum and running.processes[0].poll() is None and not until():
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
-            if signum:
-                running.signal(0, signum)
-            (done,) = running.finish(DEADLINE)
-        return done.status, done.out
-
-    assert run(undisturbed)[0] == 0
-    # The directory exists, and its record is still empty.
-    assert run(path, (path / ".lock").exists, signal.SIGKILL)[0] == -signal.SIGKILL
-    killed, interrupted = sorted(draw.sample(range(2, 22), 2))
-    assert run(path, lambda: num_reports(path) >= killed, signal.SIGKILL)[0] == -signal.SIGKILL
-    status, printed = run(path, lambda: num_reports(path) >= interrupted, signal.SIGINT)
-    assert status == 75 and f"--resume {path}" in printed
-    assert tiny.read(path)["status"] == "interrupted" and num_reports(path) < NUM_REPORTS
-    assert run(path)[0] == 0 and tiny.read(path)["status"] == "finished"
-    assert untimed(path) == untimed(undisturbed) and num_reports(path) == NUM_REPORTS
-    resumed = tiny.read(path)["resumed"]
-    assert resumed[-1]["step"] > 0 and all(entry["changed"] == [] for entry in resumed)
-    chex.assert_trees_all_equal(jn.load_checkpoint(path), jn.load_checkpoint(undisturbed))
 
 
 # XLA compiles it for longer the deeper it is, and computes it for longer the more loops it has.
@@ -86,7 +38,7 @@ if __name__ == "__main__":
 def interrupted(folder: Path, flags: list[str], wait_for: str, *pauses: float, depth: int = 0, loops: int = 0) -> Any:
     """A script that gets SIGINT after each pause once it prints ``wait_for``: status, seconds to its end, errors."""
     (folder / "slow.py").write_text(SLOW.format(depth=depth, loops=loops))
-    slow = command(folder / "slow.py", *flags)
+    slow = sys.executable, folder / "slow.py", *flags, "--progress", "plain"
     with processes.started([slow], JAX_ENABLE_COMPILATION_CACHE="false") as running:
         running.wait_for(wait_for, seconds=DEADLINE)
         for pause in pauses:

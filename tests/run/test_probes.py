@@ -81,7 +81,7 @@ def test_probes_that_fail_are_named(tmp_path, probe, words):
 def test_sweep_opens_writers_and_reports_norms(tmp_path):
     spy, rates = spying(), [0.125, 0.25]
     experiment = tiny.experiment(optimizer=lambda config: jn.optim.with_norms(optax.sgd(config.learning_rate)))
-    how = {**tiny.HOW, "vmap_size": 2, "devices": 1, "run_dir": tmp_path / "sweep", "writers": (spy,)}
+    how = {**tiny.MEMBERS, "run_dir": tmp_path / "sweep", "writers": (spy,)}
     sweep = jn.sweep(experiment, jn.grid(learning_rate=rates), **how)
     (facts,) = spy.open.call_args.args
     assert facts.members == {n: {"learning_rate": rate} for n, rate in enumerate(rates)} and facts.path == sweep.dir
@@ -119,7 +119,7 @@ def train_twice(path: Path, writer: Any) -> str:
 
 
 def sweep_seeds(path: Path, writer: Any) -> None:
-    how = {**tiny.HOW, "vmap_size": 2, "devices": 1, "run_dir": path, "writers": (writer,)}
+    how = {**tiny.MEMBERS, "run_dir": path, "writers": (writer,)}
     jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), **how)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import chex
-import flax.linen as linen
 import jax
 import numpy as np
 import optax
@@ -18,6 +17,7 @@ from jaxnn.engine import programs_of
 from jaxnn.record import changed_parts, config_json, jsonable, write_json
 from jaxnn.run import check_same_config, recorded_setup
 from tests import tiny
+from tests.engine.test_extensions import Table
 from tests.record.files import contents, flip, untimed
 
 TASK = jn.tasks.classification(tiny.MODEL)
@@ -32,28 +32,16 @@ def half(whole: jn.Run, tmp_path: Path) -> Path:
     return path
 
 
-class Normalized(linen.Module):
-    """A classifier with dropout and batch statistics."""
-
-    @linen.compact
-    def __call__(self, inputs: jax.Array, *, train: bool) -> jax.Array:
-        dropped = linen.Dropout(0.25, deterministic=not train)(inputs)
-        normalized = linen.BatchNorm(use_running_average=not train)(dropped)
-        return jn.nn.Dense(3, kernel_init=linen.initializers.ones)(normalized)
-
-
-def test_every_part_of_a_state_is_restored_bitwise(tmp_path):
-    # Batch statistics, dropout, augmentation, a schedule, two moments and an average of the parameters.
+def test_optimizer_and_augmentation_continue_bitwise(tmp_path):
+    # A schedule, two moments and an average of the parameters.
     def augment(key: jax.Array, batch: jn.Batch) -> jn.Batch:
         return batch._replace(inputs=batch.inputs * jax.random.bernoulli(key, 0.5, batch.inputs.shape))
 
     experiment = tiny.experiment(
         data=jn.data.with_augmentation(tiny.splits(), augment),
-        model=Normalized(),
         optimizer=lambda config: jn.optim.with_ema(optax.adam(jn.schedules.cosine(1e-2, config.num_steps)), 0.9),
     )
     expected, path = tiny.fit(experiment, tmp_path / "whole"), tmp_path / "run"
-    assert "batch_stats" in expected.state.model_state
     for report in jn.iterate(experiment, run_dir=path, **tiny.HOW):
         if report.step == 10:
             break
@@ -105,17 +93,7 @@ def test_record_gets_facts_of_the_resume(half, whole):
     assert sorted(path.name for path in (half / "checkpoints").iterdir()) == ["10", "5"]
 
 
-class Lines(list[Any]):
-    """A metric writer."""
-
-    closed = 0
-    write = list.extend
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-WRITTEN = Lines()
+WRITTEN = Table()
 RECORDED: dict[str, Any] = {"monitor": "accuracy", "keep_last": 3, "patience": 9, "checkpoint_every": 10}
 
 
@@ -131,27 +109,22 @@ def test_options_come_from_the_record_unless_given(tmp_path, capsys):
     tiny.fit(tiny.experiment(num_steps=10), resume=path, progress="plain")
     assert options() == RECORDED
     assert "after step 5; num_steps 5 → 10\n" in capsys.readouterr().out
-    assert [line["step"] for line in written] == [5, 10] and written.closed == 2
+    assert [line["step"] for line in written.rows] == [5, 10] and written.closed == 2
     # A command line takes the number of steps from the record, unless a flag gives another.
     assert jn.main(tiny.experiment(), ["--resume", str(path), "--progress", "none"]).summary.step == 10
-    tiny.fit(tiny.experiment(num_steps=15), resume=path, writers=(Lines(),), keep_last=2, patience=None)
+    tiny.fit(tiny.experiment(num_steps=15), resume=path, writers=(Table(),), keep_last=2, patience=None)
     assert options() == RECORDED | {"keep_last": 2, "patience": None}
     flags = ["--num-steps", "20", "--monitor=loss", "--checkpoint_every", "None", "--progress", "none"]
     assert jn.main(tiny.experiment(), ["--resume", str(path), *flags]).summary.step == 20
     assert options() == {"monitor": "loss", "keep_last": 2, "patience": None, "checkpoint_every": None}
     assert tiny.read(path)["resumed"][-1]["changed"] == ["num_steps 15 → 20"]
-    assert "used the metric writers Lines, without MODULE:NAME: give them again\n" in capsys.readouterr().err
-    assert len(written) == 2
-
-
-def other_data() -> jn.Splits:
-    inputs, labels = tiny.points(37)
-    return jn.data.arrays((inputs + 1e-3, labels), tiny.points(23, 1))
+    assert "used the metric writers Table, without MODULE:NAME: give them again\n" in capsys.readouterr().err
+    assert len(written.rows) == 2
 
 
 MISMATCHES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"learning_rate": 0.5}, {}, r"has learning_rate = 0\.1, this experiment 0\.5"),
-    ({"data": other_data()}, {}, "data are not those"),
+    ({"data": jn.data.arrays(tiny.points(37, 2), tiny.points(23, 1))}, {}, "data are not those"),
     ({"optimizer": lambda config: optax.sgd(0.1)}, {}, "the model and optimizer it was saved"),
     ({"num_steps": 10}, {}, "has done 20 steps already, more than num_steps = 10"),
     ({}, {"record": False}, "leave record at its default"),
@@ -222,31 +195,6 @@ def test_run_without_an_undamaged_checkpoint_is_an_error(half, tmp_path):
         with pytest.raises(jn.RecordError, match=words):
             tiny.fit(tiny.experiment(), resume=path)
         assert contents(path) == before
-
-
-def test_sweep_resumes_from_the_checkpoint_before(tmp_path, capsys):
-    class Killed(BaseException):
-        pass
-
-    class Killer:
-        """A metric writer that ends the sweep in its last window, before the state is saved."""
-
-        def write(self, lines: Any) -> None:
-            if lines[0]["step"] == 20:
-                raise Killed
-
-    path, points = tmp_path / "sweep", jn.grid(learning_rate=[0.01, 0.1])
-    how = {**tiny.HOW, "vmap_size": 2, "devices": 1}
-    expected = jn.sweep(tiny.experiment(), points, record=False, **how)
-    with pytest.raises(Killed):
-        jn.sweep(tiny.experiment(), points, run_dir=path, writers=(Killer(),), checkpoint_every=5, **how)
-    newest = max((path / "groups" / "0").iterdir(), key=lambda path: int(path.name))
-    flip(newest / "default" / "_METADATA")
-    rest = jn.sweep(tiny.experiment(), resume=path, progress="plain", devices=1, writers=())
-    (damage,) = tiny.read(path, "sweep.json")["damaged"]
-    assert damage.startswith(f"the checkpoint of step {newest.name} is damaged, its file default/_METADATA")
-    assert damage in " ".join(capsys.readouterr().out.split())
-    assert [member.final for member in rest.members] == [member.final for member in expected.members]
 
 
 GRID = "data=2,model=2"

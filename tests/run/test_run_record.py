@@ -90,10 +90,6 @@ def test_best_state_has_the_best_monitored_metric_also_after_a_resume(run, tmp_p
     resumed = tiny.fit(run.experiment, resume=half.dir)
     assert int(resumed.best_state().step) == best
     chex.assert_trees_all_equal(resumed.state.params, run.state.params)
-    newest = resumed.dir / "checkpoints" / str(best) / "default" / "_METADATA"
-    newest.write_bytes(newest.read_bytes()[:-1])
-    with pytest.raises(RecordError, match=r"checkpoints/\d+ is damaged, its file default/_METADATA has other bytes"):
-        resumed.best_state()
 
 
 def test_run_displays_itself(run):
@@ -195,7 +191,7 @@ def test_a_record_is_used_without_its_data(run, tmp_path, monkeypatch):
         others.evaluate()
 
 
-def test_open_run_of_a_killed_or_damaged_record(run, tmp_path):
+def test_open_run_of_a_killed_one(run, tmp_path):
     facts = {name: value for name, value in tiny.read(run.dir).items() if name != "summary"}
     lines = (run.dir / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "metrics.jsonl").write_text("".join(lines[:3]))
@@ -204,6 +200,3 @@ def test_open_run_of_a_killed_or_damaged_record(run, tmp_path):
     assert (killed.summary.status, killed.summary.step) == ("interrupted", 15) and "interrupted" in repr(killed)
     with pytest.raises(RecordError, match="kept no checkpoints: open it without the experiment"):
         jn.open_run(tmp_path, tiny.experiment())
-    write_json(tmp_path / "run.json", facts | {"summary": {"throughput": 3}})
-    with pytest.raises(RecordError, match="damaged"):
-        jn.open_run(tmp_path)

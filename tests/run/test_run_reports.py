@@ -225,9 +225,6 @@ def test_sweep_is_watched(tmp_path, capfd):
     assert "waiting for data (after step 10)" in capfd.readouterr().err
 
 
-# --- before the first step ---
-
-
 @pytest.mark.parametrize("swept", [False, True])
 def test_device_is_printed_first_and_a_slow_stage_announced(swept, capsys):
     printed: list[str] = []
@@ -242,7 +239,7 @@ def test_device_is_printed_first_and_a_slow_stage_announced(swept, capsys):
 
     experiment, how = dataclasses.replace(tiny.experiment(), data=load), {"progress": "plain", "resident": False}
     if swept:
-        jn.sweep(experiment, RATES, vmap_size=2, devices=1, record=False, **tiny.HOW | how)
+        jn.sweep(experiment, RATES, record=False, **tiny.MEMBERS | how)
     else:
         tiny.fit(experiment, **how)
     assert "device " in printed[0] and "loading the data" not in printed[0]

@@ -81,7 +81,6 @@ def test_interrupted_sweep_exits_75_and_resume_needs_no_flags(tmp_path, monkeypa
 ERRORS = {
     "sweep": "nothing to sweep: give a field several values, as in --seed 0 1 2 3.",
     "sweep --seed 0 1 --combine zip --batch-size 4 8 9": "zip needs axes of one length",
-    "sweep --batch-size 64 99 --progress none": "no member of the sweep can be run",
     "sweep --resume nowhere": "holds no sweep",
     "sweep --seed --learning-rate 1 2": "--seed has no value",
     "sweep --seed 0 x": "Error parsing --seed",

@@ -1,8 +1,6 @@
-"""A member of a sweep computes what its own run does: for several kinds of networks, on one device and on two."""
+"""A member of a sweep computes what its own run does, with each of its floats traced; members predict together."""
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,14 +16,10 @@ HOW: dict[str, Any] = {"report_every": 3, "eval_every": 6, "steps_per_call": 3, 
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    learning_rate: float = 0.01
+class Config(tiny.Config):
     dropout: float = 0.2
     label_smoothing: float = 0.1
-    weight_decay: float = 0.1
-    batch_size: int = 8
     num_steps: int = 12
-    seed: int = 0
 
 
 class Small(linen.Module):
@@ -39,53 +33,22 @@ class Small(linen.Module):
         return linen.Dense(3)(jn.nn.Dropout(self.rate)(normalized, train=train))
 
 
-def noisy_points() -> jn.Splits:
-    def noisy(key, batch):
-        return batch._replace(inputs=batch.inputs + jax.random.normal(key, batch.inputs.shape))
-
-    return jn.data.with_augmentation(tiny.splits(), noisy)
+def noisy(key: jax.Array, batch: jn.Batch) -> jn.Batch:
+    return batch._replace(inputs=batch.inputs + jax.random.normal(key, batch.inputs.shape))
 
 
-def images() -> jn.Splits:
-    rng = np.random.default_rng(0)
-    pixels, labels = rng.integers(0, 256, (40, 8, 8, 1), np.uint8), rng.integers(0, 3, 40)
-    splits = jn.data.arrays(train=(pixels[:29], labels[:29]), test=(pixels[29:], labels[29:]))
-    return jn.data.with_augmentation(splits, jn.data.random_flip(), jn.data.random_shift(1))
-
-
-def texts(*, successors: bool = False) -> jn.Splits:
-    rows = np.random.default_rng(1).integers(0, 7, (40, 7))
-    targets = rows[:, 1:] if successors else rows[:, -1] % 3
-    return jn.data.arrays(train=(rows[:29, :-1], targets[:29]), test=(rows[29:, :-1], targets[29:]))
-
-
-TEXT: dict[str, Any] = {"vocabulary_size": 7, "embedding_features": 4, "features": 5}
-MODELS: dict[str, tuple[Callable[[], jn.Splits], Callable[[Any], Any]]] = {
-    "small": (noisy_points, Small),
-    "CNN": (images, lambda rate: jn.models.CNN(3, blocks=((3,), (4,)), dense=(5,), dropout=rate, batch_norm=True)),
-    "LSTM": (texts, lambda rate: jn.models.RecurrentClassifier(3, dropout=rate, **TEXT)),
-    "GPT": (
-        functools.partial(texts, successors=True),
-        lambda rate: jn.models.GPT(7, num_layers=1, features=8, num_heads=2, max_length=6, dropout=rate),
-    ),
-}
-
-
-def experiment(name: str) -> jn.Experiment[Config]:
-    """A small network of one kind, all of whose floats may be swept."""
-    splits, model = MODELS[name]
+def experiment() -> jn.Experiment[Config]:
+    """A small network all of whose floats may be swept."""
 
     def task(config: Config) -> jn.Task:
-        if name == "GPT":
-            return jn.tasks.next_token(model(config.dropout))
-        return jn.tasks.classification(model(config.dropout), label_smoothing=config.label_smoothing)
+        return jn.tasks.classification(Small(config.dropout), label_smoothing=config.label_smoothing)
 
     def optimizer(config: Config) -> optax.GradientTransformation:
         rate = jn.schedules.cosine(config.learning_rate, config.num_steps, warmup_steps=2)
-        clipped = jn.optim.with_clipping(optax.adamw(rate, weight_decay=config.weight_decay), 1.0)
+        clipped = jn.optim.with_clipping(optax.adamw(rate, weight_decay=0.1), 1.0)
         return jn.optim.with_ema(clipped, decay=0.9)
 
-    return jn.Experiment(Config(), lambda config: splits(), task, optimizer)
+    return jn.Experiment(Config(), lambda config: jn.data.with_augmentation(tiny.splits(), noisy), task, optimizer)
 
 
 POINTS = jn.search.zip(
@@ -96,16 +59,9 @@ POINTS = jn.search.zip(
 )
 
 
-# On two devices a full chunk of four lanes and one of which three lanes are unused.
-SLOW = [("CNN", 2), ("LSTM", 1), ("GPT", 1)]
-CASES = [("small", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
-
-
-# The language model smooths no labels.
-@pytest.mark.filterwarnings("ignore:nothing reads the swept field 'label_smoothing'")
-@pytest.mark.parametrize(("name", "devices"), CASES)
-def test_members_equal_their_solo_runs(name, devices):
-    sweep = jn.sweep(experiment(name), POINTS, record=False, vmap_size=2, devices=devices, **HOW)
+def test_members_equal_their_solo_runs():
+    # On two devices a full chunk of four lanes and one of which three lanes are unused.
+    sweep = jn.sweep(experiment(), POINTS, record=False, vmap_size=2, devices=2, **HOW)
     assert [member.status for member in sweep.members] == ["finished"] * 5
     # Else a sweep that trains one member over and over would pass.
     assert len(set(sweep.values("test_loss"))) == len(POINTS)
@@ -113,13 +69,14 @@ def test_members_equal_their_solo_runs(name, devices):
     assert sweep.summary["num_compilations"] == len(("initialise", "train", "evaluate"))
     lines = [line for line in sweep.lines if line["member"] == 2]
     assert [line["step"] for line in lines] == [3, 6, 9, 12]
-    alone = jn.fit(experiment(name).replace(**POINTS.points[2]), record=False, **HOW)
+    alone = jn.fit(experiment().replace(**POINTS.points[2]), record=False, **HOW)
     for metric, values in alone.metrics.items():
-        if metric.endswith(("loss", "accuracy", "bits")):
+        if metric.endswith(("loss", "accuracy")):
             mine = [line.get(metric, np.nan) for line in lines]
-            np.testing.assert_allclose(mine, values, rtol=2e-5, atol=2e-5, err_msg=f"{name} {metric}")
+            np.testing.assert_allclose(mine, values, rtol=2e-5, atol=2e-5, err_msg=metric)
 
 
+@pytest.mark.slow
 def test_data_order_is_that_of_each_seed_or_shared(tmp_path):
     seeds, how = jn.grid(seed=[0, 1, 2]), {**HOW, "vmap_size": 2, "devices": 1}
     short = tiny.experiment(num_steps=12)
@@ -131,3 +88,73 @@ def test_data_order_is_that_of_each_seed_or_shared(tmp_path):
     # A shard has the order of the first of all members; data that are not on the device are sent in one order.
     part = jn.sweep(short, seeds, order="shared", run_dir=tmp_path, shard="2/2", resident=False, **how)
     np.testing.assert_allclose(part.values("test_loss"), shared[1:], rtol=1e-6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled(tiny.Config):
+    scale: float = 1.0
+    num_steps: int = 4
+
+
+def scaled(**parts: Any) -> jn.Experiment[Scaled]:
+    """Points whose logits are scaled by a field that a sweep traces."""
+
+    def task(config: Scaled) -> jn.Task:
+        return jn.tasks.classification((tiny.init, lambda params, inputs: config.scale * tiny.apply(params, inputs)))
+
+    return dataclasses.replace(tiny.experiment(task=task), config=Scaled(), **parts)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> jn.Sweep:
+    """Two groups by batch size of three members each, of which one diverges."""
+    points = jn.grid(batch_size=[4, 8], scale=[0.5, 2.0, 1e38])
+    how = {"run_dir": tmp_path_factory.mktemp("predict") / "sweep", "progress": "none", "steps_per_call": 2}
+    return jn.sweep(scaled(), points, eval_every=4, vmap_size=2, **how)
+
+
+def load(config: Scaled) -> Any:
+    raise FileNotFoundError("the data")
+
+
+def test_members_predict_together_without_the_data(sweep, monkeypatch):
+    assert [member.status for member in sweep.members] == ["finished", "finished", "diverged"] * 2
+    opened, inputs = jn.open_sweep(sweep.dir, scaled(data=load)), tiny.points(7)[0]
+    outputs = opened.predict(inputs, batch_size=3)
+    assert outputs.shape == (6, 7, 3) and outputs.dtype == np.float32
+    np.testing.assert_array_equal(np.isnan(outputs).all((1, 2)), [False, False, True] * 2)
+    np.testing.assert_array_equal(np.isnan(outputs).any((1, 2)), [False, False, True] * 2)
+    for member in (0, 4):
+        alone = opened.run(member)
+        np.testing.assert_allclose(outputs[member], alone.predict(inputs), rtol=1e-5)
+        with pytest.raises(FileNotFoundError):
+            alone.evaluate()
+    np.testing.assert_array_equal(opened.select(batch_size=8, scale=2.0).predict(inputs, batch_size=3), outputs[4:5])
+    # On as many devices as there are members of a group, and on one, in two lanes.
+    np.testing.assert_allclose(opened.predict(inputs, batch_size=3, devices=1), outputs, rtol=1e-5)
+    with pytest.raises(jn.ConfigError, match="requested 5 devices, but only 4"):
+        opened.predict(inputs, devices=5)
+
+
+def test_members_are_evaluated_as_in_training(sweep):
+    found = jn.open_sweep(sweep.dir, scaled()).evaluate(devices=2)
+    for name, values in found.items():
+        np.testing.assert_allclose(values, sweep.scores(f"test_{name}"), rtol=1e-6)
+    assert set(found) == {"loss", "accuracy"}
+
+
+def test_what_members_cannot_be_restored_from_is_named(sweep):
+    inputs = tiny.points(2)[0]
+    others = jn.open_sweep(sweep.dir, scaled(data=lambda config: jn.data.arrays(tiny.points(9), tiny.points(9))))
+    wrong: list[tuple[jn.Sweep, str]] = [
+        (jn.open_sweep(sweep.dir), r"it has no experiment: open_sweep\(path, experiment\)"),
+        (dataclasses.replace(sweep, dir=None), "it has no record: sweep with one"),
+        (sweep.select(scale=1e38), r"it has no complete member \(2 diverged\)"),
+    ]
+    for one, words in wrong:
+        with pytest.raises(jn.JaxnnError, match=words):
+            one.predict(inputs)
+    with pytest.raises(jn.ConfigError, match="no split 'validation' to evaluate: the data have train, test"):
+        sweep.evaluate("validation")
+    with pytest.raises(jn.RecordError, match="the data are not those that the sweep in .* was trained on"):
+        others.evaluate()

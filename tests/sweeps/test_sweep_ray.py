@@ -44,13 +44,13 @@ def sweep(experiment: jn.Experiment[Any], points: jn.search.Points = POINTS, **o
     return jn.sweep(experiment, points, executor="ray", **{**HOW, **options})
 
 
-def assert_equal(found: jn.Sweep, expected: jn.Sweep) -> None:
+def assert_equal(found: jn.Sweep, expected: jn.Sweep, tolerance: float = 1e-4) -> None:
     """The same members with the same metrics, to rounding."""
     assert found.status == expected.status
     for one, other in zip(found.members, expected.members, strict=True):
         assert (one.point, one.config, one.status, one.step) == (other.point, other.config, other.status, other.step)
         assert one.final.keys() == other.final.keys()
-        np.testing.assert_allclose(list(one.final.values()), list(other.final.values()), rtol=1e-4)
+        np.testing.assert_allclose(list(one.final.values()), list(other.final.values()), rtol=tolerance)
 
 
 def test_options_that_workers_cannot_use_and_missing_ray_are_reported(monkeypatch, tmp_path):

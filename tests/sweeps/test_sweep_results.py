@@ -298,10 +298,5 @@ def test_frames_have_a_row_per_member_or_report(grid, monkeypatch):
     failed: Any = edited(grid, 0, status="failed", error="units is 0.").frame()
     assert failed[0]["error"] == "units is 0." and failed[2]["error"] is None
     curves: Any = grid.select(seed=1).frame(curves=True)
-    assert len(curves) == 4 and curves[0] == {
-        "member": 1,
-        "learning_rate": 0.01,
-        "seed": 1,
-        "step": 10,
-        "test_loss": 4.0,
-    }
+    first = {"member": 1, "learning_rate": 0.01, "seed": 1, "step": 10, "test_loss": 4.0}
+    assert len(curves) == 4 and curves[0] == first

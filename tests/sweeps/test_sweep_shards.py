@@ -15,8 +15,9 @@ import jaxnn as jn
 from jaxnn.record import is_sweep, open_record, write_json
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import shell, tiny
+from tests.sweeps.test_sweep_ray import assert_equal
 
-HOW: dict[str, Any] = {**tiny.HOW, "vmap_size": 2, "devices": 1}
+HOW: dict[str, Any] = tiny.MEMBERS
 # The experiment and the points of the sweep `finished`: two groups of four members, numbered in turns.
 EXPERIMENT = tiny.experiment(num_steps=30)
 POINTS = jn.grid(learning_rate=[0.01, 0.1, 0.2, 0.3], batch_size=[8, 16])
@@ -74,10 +75,7 @@ def test_shards_are_disjoint_and_cover_the_sweep():
 def test_shards_read_as_the_sweep_in_one_process(shared, finished):
     shards = jn.open_sweep(shared, EXPERIMENT)
     assert is_sweep(shared) and shards.status == "finished" and indices(shards) == list(range(8))
-    for one, other in zip(finished.members, shards.members, strict=True):
-        assert (one.point, one.config, one.status, one.step) == (other.point, other.config, other.status, other.step)
-        assert one.final.keys() == other.final.keys()
-        np.testing.assert_allclose(list(one.final.values()), list(other.final.values()), rtol=1e-5)
+    assert_equal(shards, finished, 1e-5)
     assert shards.axes == finished.axes and len(shards.lines) == len(finished.lines)
     assert shards.summary["member_steps"] == finished.summary["member_steps"] == 240
     assert "paired over 1 seed, averaged over 8 settings" in str(jn.compare(finished.dir, shared))

@@ -22,8 +22,9 @@ from jaxnn.cli import command
 from jaxnn.record import Checkpoints
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import tiny
+from tests.record.files import TIMINGS, contents, flip
 
-HOW: dict[str, Any] = {**tiny.HOW, "vmap_size": 2, "devices": 1}
+HOW: dict[str, Any] = tiny.MEMBERS
 # Those of the sweep `finished`: most tests share its programs.
 LONG = tiny.experiment(num_steps=30)
 RATES = [0.01, 0.1, 0.2, 0.3]
@@ -50,11 +51,10 @@ def breaking() -> jn.Experiment[Breaking]:
     return dataclasses.replace(tiny.experiment(optimizer=optimizer), config=Breaking())
 
 
-def reports(sweep: jn.Sweep, *members: int) -> list[str]:
-    """The reports, of all members by default, without speeds and in an order independent of groups."""
-    speed = ("seconds", "steps_per_second", "examples_per_second")
-    lines = (line for line in sweep.lines if not members or line["member"] in members)
-    return sorted(json.dumps({k: v for k, v in line.items() if k not in speed}, sort_keys=True) for line in lines)
+def reports(sweep: jn.Sweep) -> list[str]:
+    """The reports without speeds and in an order independent of groups."""
+    lines = ({name: value for name, value in line.items() if name not in TIMINGS} for line in sweep.lines)
+    return sorted(json.dumps(line, sort_keys=True) for line in lines)
 
 
 def outcome(sweep: jn.Sweep) -> list[tuple[Any, ...]]:
@@ -143,17 +143,12 @@ def test_halving_trains_the_best_of_each_rung_on(tmp_path):
     assert pruned.dir is not None and "the program of a step" in tiny.read(pruned.dir)["resumed"][0]["changed"]
 
 
-def files(sweep: jn.Sweep) -> dict[Path, bytes]:
-    assert sweep.dir is not None
-    return {file: file.read_bytes() for file in sweep.dir.rglob("*") if file.is_file() and file.name[0] != "."}
-
-
 def test_finished_sweep_is_loaded_without_training(finished, capsys):
-    before = files(finished)
+    before = contents(finished.dir)
     for points in (EIGHT, None):
         again = resume(finished.dir, points=points)
         assert outcome(again) == outcome(finished) and again.summary == finished.summary
-    assert finished.dir is not None and before == files(finished)
+    assert finished.dir is not None and before == contents(finished.dir)
     reopened = jn.open_sweep(finished.dir, LONG)
     assert outcome(reopened) == outcome(finished) and reports(reopened) == reports(finished)
     assert reopened.axes == finished.axes and reopened.monitor == "test_loss"
@@ -176,9 +171,6 @@ def test_member_is_exported_as_a_run_when_it_is_opened(finished, tmp_path):
     assert run.evaluate()["loss"] == pytest.approx(member.final["test_loss"], rel=1e-5)
     opened = jn.open_sweep(path, LONG)
     assert opened.run(opened.members[3]).dir == run.dir and tiny.read(run.dir) == facts, "it is only read"
-    other = jn.open_sweep(path, tiny.experiment(data=jn.data.arrays(train=tiny.points(37, 3))))
-    with pytest.raises(jn.RecordError, match="the data are not those"):
-        other.run(3).evaluate()
     doubled = tiny.init, lambda params, inputs: 2 * tiny.apply(params, inputs)
     changed = jn.open_sweep(str(path), tiny.experiment(model=doubled)).run(3)
     with pytest.warns(UserWarning, match="evaluates another function") as caught:
@@ -214,9 +206,10 @@ class Killed(BaseException):
     pass
 
 
-# A killed sweep resumes from its newest checkpoint: that of step 20 of the first group, and a report later.
+# A killed sweep resumes from its newest checkpoint, that of step 20 of the first group and a report later, or from the
+# one before a damaged one.
 @pytest.mark.parametrize("ending", [Ending(2), pytest.param(Ending(6, Killed()), marks=pytest.mark.slow)])
-def test_interrupted_sweep_resumes_bit_for_bit(ending, finished, tmp_path):
+def test_interrupted_sweep_resumes_bit_for_bit(ending, finished, tmp_path, capsys):
     path, how = tmp_path / "sweep", {**HOW, "checkpoint_every": 10, "member_runs": True, "writers": (ending,)}
     with contextlib.suppress(Killed):
         first = jn.sweep(LONG, EIGHT, run_dir=path, **how)
@@ -224,7 +217,12 @@ def test_interrupted_sweep_resumes_bit_for_bit(ending, finished, tmp_path):
         assert first.status == "interrupted" and {"interrupted", "waiting"} <= {*statuses(first)}
     second = resume(path, points=EIGHT, writers=(Ending(5),))
     assert second.status == "interrupted" and statuses(second).count("finished") >= 4
-    rest = resume(path)
+    newest = max((path / "groups" / "1").iterdir(), key=lambda folder: int(folder.name))
+    flip(newest / "default" / "_METADATA")
+    rest = resume(path, progress="plain")
+    (damage,) = tiny.read(path, "sweep.json")["damaged"]
+    assert damage.startswith(f"the checkpoint of step {newest.name} is damaged, its file default/_METADATA")
+    assert damage in " ".join(capsys.readouterr().out.split())
     assert rest.status == "finished"
     assert outcome(rest) == outcome(finished) and reports(jn.open_sweep(path)) == reports(finished)
     # What the interrupted sweep had exported is exported again.
@@ -249,14 +247,10 @@ def test_interruption_in_the_last_window_leaves_a_finished_sweep(tmp_path):
     assert sweep.status == "finished" and sweep.run(1).final == sweep.members[1].final
 
 
+@pytest.mark.slow
 def test_resumed_sweep_keeps_its_devices_and_reports_changes(tmp_path, capsys):
     path, layout, two = tmp_path / "sweep", {"devices": 2, "strategy": "data"}, tiny.experiment()
     jn.sweep(two, jn.grid(seed=[0, 1]), run_dir=path, **{**interrupted(1), **layout})
-    facts = tiny.read(path, "sweep.json")
-    (path / "sweep.json").write_text(json.dumps({**facts, "options": {**facts["options"], "devices": 8}}))
-    with pytest.raises(jn.ConfigError, match=r"the sweep in .*sweep used devices=8: give --devices 4 "):
-        resume(path, two)
-    (path / "sweep.json").write_text(json.dumps(facts))
     other = jn.data.arrays(train=tiny.points(37, 2), test=tiny.points(23, 1))
     with pytest.raises(jn.RecordError, match="the data are not those"):
         resume(path, tiny.experiment(data=other))
@@ -284,7 +278,7 @@ def test_resumed_sweep_may_change_its_vmap_size_and_sweep_infinity(finished, tmp
 
 
 def test_resuming_another_sweep_is_refused(finished, tmp_path):
-    before, another = files(finished), jn.grid(learning_rate=[0.2], batch_size=[8])
+    before, another = contents(finished.dir), jn.grid(learning_rate=[0.2], batch_size=[8])
     backwards = jn.search.zip(**{name: [point[name] for point in EIGHT][::-1] for name in EIGHT.scales})
     refused: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         "has num_steps = 30, this experiment 40": (tiny.experiment(num_steps=40), EIGHT, {}),
@@ -302,58 +296,43 @@ def test_resuming_another_sweep_is_refused(finished, tmp_path):
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(jn.RecordError, match="holds a run, not a sweep"):
         resume(tmp_path, points=EIGHT)
-    with pytest.raises(jn.RecordError, match="holds no sweep"):
-        resume(tmp_path / "nowhere", points=EIGHT)
-    with pytest.raises(jn.RecordError, match="is not empty: choose another --run-dir"):
-        jn.sweep(LONG, EIGHT, run_dir=finished.dir)
-    assert before == files(finished)
+    assert before == contents(finished.dir)
 
 
-DEVICES = jn.grid(batch_size=[8, 6, 9, 0, "x"])
-WRONG: list[tuple[Any, dict[str, Any], str]] = [
-    (jn.grid(learning_rat=[1.0]), {}, "no field 'learning_rat' to sweep: did you mean 'learning_rate'"),
-    ([{"seed": 1}], {}, "a sweep needs points, not a list"),
-    (jn.grid(seed=[0]), {"vmap_sise": 3}, "no run option 'vmap_sise': did you mean 'vmap_size'"),
-    (jn.grid(seed=[0]), {"vmap_size": 0}, "vmap_size must be an integer >= 1, not 0"),
-    (jn.grid(seed=[0]), {"shard": "3/2"}, "shard is '3/2', and must be I/N"),
-    (jn.grid(seed=[0]), {"order": "random"}, "order is 'random', and must be one of member, shared"),
-    (DEVICES, {"device": "gpu"}, "device is 'gpu', which JAX cannot open here"),
-    (DEVICES, {"devices": 9}, "requested 9 devices, but only 4 CPU devices are available"),
-    (DEVICES, {"mesh": "members=2,data=4"}, "requested 8 devices, but only 4 CPU devices are available"),
-    (DEVICES, {"mesh": "data=2", "devices": 4}, "mesh members=1,data=2 is of 2 devices, and this run is to use 4"),
-    (DEVICES, {"strategy": "data", "devices": 2}, "batch_size is 9, which 2 devices cannot share evenly"),
-    (DEVICES, {"mesh": "members=2,data=2"}, "batch_size is 9, which 2 devices cannot share evenly"),
-    (jn.grid(seed=[0]), {"mesh": "data=4", "eval_batch_size": 6}, "eval_batch_size is 6, which 4 devices cannot share"),
-    (jn.search.halving(DEVICES), {"shard": "1/2"}, "halving compares all members"),
+UNBUILT = jn.Experiment(tiny.Config(), *[pytest.fail] * 3)
+BARE = tiny.experiment(data=jn.data.arrays(train=tiny.points(37)))
+UNITLESS = tiny.experiment(model=linen.Sequential([linen.Dense(0), linen.Dense(3)]))
+ONE, DEVICES, QUIET = jn.grid(seed=[0]), jn.grid(batch_size=[8, 6, 9, 0, "x"]), {"progress": "none"}
+# Wrong options are refused before anything is built.
+WRONG: list[tuple[jn.Experiment[Any], Any, dict[str, Any], str]] = [
+    (UNBUILT, jn.grid(learning_rat=[1.0]), QUIET, "no field 'learning_rat' to sweep: did you mean 'learning_rate'"),
+    (UNBUILT, [{"seed": 1}], {}, "a sweep needs points, not a list"),
+    (UNBUILT, ONE, {"vmap_sise": 3}, "no run option 'vmap_sise': did you mean 'vmap_size'"),
+    (UNBUILT, ONE, {"vmap_size": 0}, "vmap_size must be an integer >= 1, not 0"),
+    (UNBUILT, ONE, {"shard": "3/2"}, "shard is '3/2', and must be I/N"),
+    (UNBUILT, ONE, {"order": "random"}, "order is 'random', and must be one of member, shared"),
+    (UNBUILT, DEVICES, {"devices": 9}, "requested 9 devices, but only 4 CPU devices are available"),
+    (UNBUILT, DEVICES, {"mesh": "members=2,data=4"}, "requested 8 devices, but only 4 CPU devices are available"),
+    (UNBUILT, DEVICES, {"mesh": "data=2", "devices": 4}, "members=1,data=2 is of 2 devices, and this run is to use 4"),
+    (UNBUILT, DEVICES, {"strategy": "data", "devices": 2}, "batch_size is 9, which 2 devices cannot share evenly"),
+    (UNBUILT, DEVICES, {"mesh": "members=2,data=2"}, "batch_size is 9, which 2 devices cannot share evenly"),
+    (UNBUILT, ONE, {"mesh": "data=4", "eval_batch_size": 6}, "eval_batch_size is 6, which 4 devices cannot share"),
+    (UNBUILT, jn.search.halving(DEVICES), {"shard": "1/2"}, "halving compares all members"),
+    (tiny.experiment(), jn.grid(batch_size=[64]), QUIET, "no member .* can be run; .*member 0 .batch_size 64.*larger"),
+    (tiny.experiment(), ONE, QUIET | {"monitor": "acuracy"}, "monitor is 'acuracy', no metric of this task"),
+    (UNITLESS, ONE, QUIET, r"parameter layers_0/bias is empty, \[0\]"),
+    (tiny.experiment(model=jn.models.MLP((2,))), ONE, QUIET, "label .* since the model has 2 outputs"),
+    (BARE, ONE, QUIET | {"patience": 2}, "patience needs"),
+    (tiny.experiment(), jn.grid(seed=[0, 1]), QUIET | {"resident": False}, "choose order='shared'"),
 ]
 
 
-@pytest.mark.parametrize(("points", "options", "words"), WRONG)
-def test_wrong_options_are_refused_before_anything_is_built(points, options, words, tmp_path, capsys):
-    unbuilt: Any = pytest.fail
-    experiment = jn.Experiment(tiny.Config(), unbuilt, unbuilt, unbuilt)
-    if "to sweep" in words:  # config fields are known once data may be
-        options = {"progress": "none"}
-    with pytest.raises(jn.ConfigError, match=words):
+@pytest.mark.parametrize(("experiment", "points", "options", "words"), WRONG)
+def test_sweep_that_cannot_train_prints_and_writes_nothing(experiment, points, options, words, tmp_path, capsys):
+    with pytest.raises(jn.JaxnnError, match=words):
         jn.sweep(experiment, points, run_dir=tmp_path / "sweep", **{"progress": "plain", **options})
     printed = capsys.readouterr()
     assert printed.out + printed.err == "" and not list(tmp_path.iterdir())
-
-
-def test_sweep_that_cannot_train_writes_nothing(tmp_path):
-    bare = tiny.experiment(data=jn.data.arrays(train=tiny.points(37)))
-    without_units, two = linen.Sequential([linen.Dense(0), linen.Dense(3)]), jn.grid(seed=[0, 1])
-    for experiment, points, options, words in (
-        (tiny.experiment(), jn.grid(batch_size=[64]), {}, "no member .* can be run; .*member 0 .batch_size 64.*larger"),
-        (tiny.experiment(), two, {"monitor": "acuracy"}, "monitor is 'acuracy', no metric of this task"),
-        (tiny.experiment(model=without_units), two, {}, r"parameter layers_0/bias is empty, \[0\]"),
-        (tiny.experiment(model=jn.models.MLP((2,))), two, {}, "label .* since the model has 2 outputs"),
-        (bare, two, {"patience": 2}, "patience needs"),
-        (tiny.experiment(), two, {"resident": False}, "choose order='shared'"),
-    ):
-        with pytest.raises(jn.JaxnnError, match=words):
-            jn.sweep(experiment, points, run_dir=tmp_path / "sweep", **{**HOW, **options})
-    assert not list(tmp_path.iterdir())
 
 
 def test_points_that_cannot_be_built_fail_and_the_others_run(tmp_path):
@@ -427,12 +406,13 @@ def test_members_are_computed_on_the_device_and_in_the_precision_that_is_asked_f
     # A machine with another kind of device, on which JAX computes by default, and which is full.
     other = types.SimpleNamespace(platform="gpu", device_kind="other", process_index=0, id=0)
     other.memory_stats = lambda: {"bytes_limit": 1}
-    real, cpu = jax.devices, jax.devices("cpu")[0]
-    monkeypatch.setattr(jax, "devices", lambda kind=None: [other] if kind in (None, "gpu") else real(kind))
-    local = jax.local_devices
-    monkeypatch.setattr(
-        jax, "local_devices", lambda backend=None: [other] if backend is None else local(backend=backend)
-    )
+    cpu = jax.devices("cpu")[0]
+
+    def with_other(real: Any) -> Any:
+        return lambda backend=None: [other] if backend in (None, "gpu") else real(backend=backend)
+
+    for name in ("devices", "local_devices"):
+        monkeypatch.setattr(jax, name, with_other(getattr(jax, name)))
     sweep = jn.sweep(tiny.experiment(optimizer=optimizer), FOUR, record=False, device="cpu", **HOW)
     assert sweep.status == "finished" and found == {(cpu, "bfloat16")} and jax.config.jax_default_device is None
 
@@ -456,9 +436,8 @@ def test_fields_that_a_config_checks_together_are_set_together():
 
 
 def test_without_an_eval_split_members_are_ranked_by_training_metrics(tmp_path):
-    bare = tiny.experiment(data=jn.data.arrays(train=tiny.points(37)))
     design = jn.search.halving(jn.grid(learning_rate=[0.001, 0.1, 0.2]))
-    sweep = jn.sweep(bare, design, run_dir=tmp_path / "sweep", **HOW)
+    sweep = jn.sweep(BARE, design, run_dir=tmp_path / "sweep", **HOW)
     assert sweep.monitor == "train_loss" and sorted(statuses(sweep)) == ["finished", "pruned", "pruned"]
     assert sweep.best().final["train_loss"] < 1 and sweep.members[0].status == "pruned"
 

@@ -64,9 +64,8 @@ def test_an_array_that_is_not_floating_is_state():
     assert apply(params, state, INPUTS, None).outputs.shape == (8, 2)
 
 
-@pytest.mark.parametrize(
-    "name", [name if "NNX" in name else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 def test_runs_resume_exactly(name, tmp_path):
     experiment, path = tiny.experiment(model=MODELS[name]), tmp_path / "run"
     expected = tiny.fit(experiment)
@@ -85,7 +84,7 @@ def test_a_swept_dropout_rate_of_equinox_is_not_trained():
 
     experiment = tiny.experiment(task=task)
     points = jn.grid(learning_rate=[0.1, 0.4])
-    members = jn.sweep(experiment, points, record=False, vmap_size=2, devices=1, **tiny.HOW).members
+    members = jn.sweep(experiment, points, record=False, **tiny.MEMBERS).members
     for member, rate in zip(members, (0.1, 0.4), strict=True):
         # Traced, the rate is an array, as parameters are.
         assert member.final == pytest.approx(tiny.fit(experiment.replace(learning_rate=rate)).final, rel=1e-5)

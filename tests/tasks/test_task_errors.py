@@ -59,10 +59,6 @@ def loss(task: Any, inputs: Any, targets: Any) -> None:
     jax.eval_shape(lambda: task.loss(*task.init(KEY, batch), batch, KEY))
 
 
-def initialized(model: Any) -> Any:
-    return as_model(model)[0](KEY, INPUTS)
-
-
 class Noisy(linen.Module):
     """Of noise in an evaluation too."""
 
@@ -71,6 +67,12 @@ class Noisy(linen.Module):
         return linen.Dense(3)(x + jax.random.normal(self.make_rng("noise"), x.shape))
 
 
+UNFIT = [
+    (elsewhere.NNXNet, r"needs num_inputs besides rngs: pass lambda rngs: NNXNet\(num_inputs=..., "),
+    (lambda rngs: 1, "factory of rngs must return a module of Flax NNX, not 1"),
+    ((lambda key: {}, len), r"init of a model .* function of \(key, inputs\), not <lambda>\(key\)"),
+    (lambda key: 1, "factory of key must return an Equinox module.* not 1"),
+]
 CALLS: list[tuple[Callable[[], Any], str]] = [
     *((lambda row=row: loss(*row), words) for *row, words in REFUSED),
     (lambda: BINARY.predict({"scale": 1.0}, {}, ODDS[None]), r"one logit, .* not \[1, 3\]"),
@@ -83,20 +85,8 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
         (lambda model=model: classification(model), NO_MODEL)
         for model in ("mlp", linen.Dense, None, (len,), (len, "apply"), lambda inputs: inputs)
     ),
-    (
-        lambda: initialized(elsewhere.NNXNet),
-        r"needs num_inputs besides rngs: pass lambda rngs: NNXNet\(num_inputs=..., ",
-    ),
-    (lambda: initialized(lambda rngs: 1), "factory of rngs must return a module of Flax NNX, not 1"),
-    (
-        lambda: initialized((lambda key: {}, len)),
-        r"init of a model .* function of \(key, inputs\), not <lambda>\(key\)",
-    ),
-    (lambda: initialized(lambda key: 1), "factory of key must return an Equinox module.* not 1"),
-    (
-        lambda: tiny.fit(tiny.experiment(task=lambda config: classification(Noisy()))),
-        'stream "noise" in evaluation.* train',
-    ),
+    *((lambda model=model: as_model(model)[0](KEY, INPUTS), words) for model, words in UNFIT),
+    (lambda: tiny.fit(tiny.experiment(model=Noisy())), 'stream "noise" in evaluation.* train'),
 ]
 
 

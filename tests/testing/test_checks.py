@@ -67,7 +67,7 @@ TASKS = {
 }
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * ("made" in name)) for name in TASKS])
 def test_the_check_of_what_a_task_does_wrong_fails(name):
     task, check = TASKS[name]
     with pytest.raises(ConformanceError, match=f"check_task: 1 of 1 checks failed.\n{check}: "):
@@ -134,6 +134,7 @@ def test_right_layers_pass_every_check():
     assert check_layer(linen.Embed(5, 2), np.arange(8) % 5) == every
 
 
+@pytest.mark.slow
 def test_keys_of_any_kind_and_place_are_kept():
     keyed = CLASSES._replace(
         init=lambda key, batch: (tiny.init(key, batch.inputs), {"own": jax.random.key(1, impl="rbg")}),
