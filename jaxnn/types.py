@@ -16,7 +16,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -123,6 +123,10 @@ def _missing(name: str, user: str) -> Callable[..., Any]:
     return missing
 
 
+type Direction = Literal["min", "max"]
+"""Whether less or more of a metric is better."""
+
+
 class Task(NamedTuple):
     """A model and its objective as pure functions; those that nothing calls may be left out.
 
@@ -142,6 +146,8 @@ class Task(NamedTuple):
         check: ``(params, model_state, batch, splits) -> None``, called once before training: raises `DataError` for
             data that the task cannot be trained on, such as labels that the model has no output for. The first three
             are shapes; ``splits`` are the data.
+        directions: ``"min"`` or ``"max"`` by the names of metrics, where less or more of it is better: for those that
+            rank members or stop runs. Common names, such as ``loss``, ``mae`` and ``accuracy``, need none.
 
     >>> task = jn.tasks.classification(jn.models.MLP((8, 10)))
     >>> task = task._replace(derive_metrics=lambda means: {**means, "error": 1 - means["accuracy"]})
@@ -156,6 +162,7 @@ class Task(NamedTuple):
     derive_metrics: Callable[[dict[str, Any]], dict[str, Any]] = lambda means: means
     metrics: Mapping[str, Callable[[Any, Any], Any]] = {}
     check: Callable[[Params, ModelState, Batch, Splits], None] = lambda *_: None
+    directions: Mapping[str, Direction] = {}
 
 
 class Examples(NamedTuple):

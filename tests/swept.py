@@ -43,7 +43,13 @@ def write(
         axes.append({"name": name, "values": list(values.values()), "scale": SCALES.get(name, "nominal")})
     facts = {
         **{"name": "tiny", "status": "finished", "started": "2026-01-02T03:04:05+0000", "config": BASE, "axes": axes},
-        **{"monitor": "test_loss", "higher_is_better": False, "options": {"shard": None}, "points": []},
+        **{
+            "monitor": "test_loss",
+            "higher_is_better": False,
+            "directions": {},
+            "options": {"shard": None},
+            "points": [],
+        },
         "groups": [{"members": [line["member"] for line in members]}],
         "summary": {**SUMMARY, "num_compilations": 1},
     }

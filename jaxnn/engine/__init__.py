@@ -11,7 +11,6 @@ from jaxnn.engine._options import (
     check_config,
     closing_writers,
     make_plan,
-    more_is_better,
     named_probes,
     num_evaluated,
     recorded_options,

@@ -45,8 +45,10 @@ def check_parts(experiment: Experiment[Any]) -> None:
     if not isinstance(task.metrics, Mapping):
         raise ConfigError(f"the task's metrics are {task.metrics!r:.60}: give a dict of functions by name.")
     functions = task._asdict() | {f"metric {name}": metric for name, metric in task.metrics.items()}
+    if not isinstance(task.directions, Mapping) or not {"min", "max"}.issuperset(task.directions.values()):
+        raise ConfigError(f"the task's directions are {task.directions!r:.60}: give a dict, as {{'mae': 'min'}}.")
     for name, part in functions.items():
-        if name != "metrics" and not callable(part):
+        if name not in ("metrics", "directions") and not callable(part):
             raise ConfigError(f"the task's {name} is {part!r}, and must be a function: see jn.Task.")
     optimizer = experiment.optimizer(experiment.config)
     for name, one in optimizer.items() if isinstance(optimizer, Mapping) else [(None, optimizer)]:

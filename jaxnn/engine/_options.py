@@ -102,7 +102,7 @@ class RunOptions:
     monitor: str = "loss"
     """Evaluation metric that decides which checkpoint or member is best and when to stop early."""
     monitor_mode: Literal["auto", "min", "max"] = "auto"
-    """Whether less or more of it is better; auto: less of a loss or an error, more of anything else."""
+    """Whether less or more of it is better; auto: as the task states it in `directions`, or as its name is known."""
     patience: int | None = None
     """Stop early after this many evaluations without improvement; default: never."""
     resident: bool | None = None
@@ -165,16 +165,6 @@ class RunOptions:
         """Returns the options that differ from their defaults, or were given by name as in ``fit(…, keep_last=2)``."""
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
         return {n: value for n, (value, default) in values.items() if value != default or n in self._given}
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Whether more of the monitored metric is better."""
-        return more_is_better(self.monitor) if self.monitor_mode == "auto" else self.monitor_mode == "max"
-
-
-def more_is_better(metric: str) -> bool:
-    """Whether more of ``metric`` is better, by its name: less of a loss or an error is, more of anything else."""
-    return not any(word in metric for word in ("loss", "error", "perplexity", "bits"))
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:

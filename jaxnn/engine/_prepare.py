@@ -18,6 +18,7 @@ from jaxnn.nn import platform
 from jaxnn.observe import Clock, describe_devices
 from jaxnn.parallel import SINGLE_DEVICE, Layout, all_agree, process_count
 from jaxnn.record import PARTS, jax_flags
+from jaxnn.tasks import check_direction, direction_of
 from jaxnn.types import Array, ConfigError, DataError, Experiment, Splits, TrainState, suggest
 
 
@@ -81,6 +82,8 @@ def open_trainer(
     if options.monitor not in known and options.monitor.partition("/")[0] not in named_probes(options.probes):
         where = f"no metric of this task on the monitored split, {splits.eval_split or 'train'}"
         raise ConfigError(f"monitor is {options.monitor!r}, {where}: {suggest(options.monitor, known)}.")
+    if options.monitor_mode == "auto":
+        check_direction(options.monitor, direction_of(options.monitor, programs.task.directions), "monitor_mode")
     plan, numbers = make_plan(options, config.num_steps), None if members is None else members.numbers
     trainer = Trainer(options, splits, programs, plan, logs, clock, numbers)
     if process_count() > 1:

@@ -19,7 +19,7 @@ from jaxnn.engine._tuning import VmapPlan
 from jaxnn.engine._windows import Flight, Plan
 from jaxnn.observe import Clock, Placement, observe_placement
 from jaxnn.parallel import broadcast_from_primary, is_primary
-from jaxnn.tasks import derived_metrics
+from jaxnn.tasks import derived_metrics, direction_of
 from jaxnn.types import ConfigError, Experiment, PyTree, Splits, TrainState
 
 WAITING, RUNNING = "waiting", "running"
@@ -95,6 +95,12 @@ class Trainer:
         return f"{'probe' if is_probe else self.splits.eval_split or 'train'}_{monitor}"
 
     @functools.cached_property
+    def higher_is_better(self) -> bool:
+        """Whether more of the monitored metric is better: by the option, or as its task states."""
+        mode, stated = self.options.monitor_mode, self.programs.task.directions
+        return (direction_of(self.options.monitor, stated) if mode == "auto" else mode) == "max"
+
+    @functools.cached_property
     def fingerprint(self) -> dict[str, str | None]:
         """Digests of the data and of what the first member computes with them, by part."""
         return self.programs.fingerprint()
@@ -144,7 +150,7 @@ class Trainer:
         self.record, self._saved_at = record, time.perf_counter()
         self._reported = records.LogDigest(record.path / records.METRICS_FILE)
         keep = self.options.keep_last, self.options.keep_best
-        self.checkpoints = records.Checkpoints(folder, *keep, self.monitored, self.options.higher_is_better)
+        self.checkpoints = records.Checkpoints(folder, *keep, self.monitored, self.higher_is_better)
 
     def report(self, lines: Mapping[int, Mapping[str, Any]]) -> None:
         """Writes what members reported, by row, to the record and to further metric writers."""
@@ -237,7 +243,7 @@ class Trainer:
         return bool(stops)
 
     def _since_best(self, log: MemberLog) -> int:
-        return evaluations_since_best(log.values(self.monitored), higher_is_better=self.options.higher_is_better)
+        return evaluations_since_best(log.values(self.monitored), higher_is_better=self.higher_is_better)
 
     def save_due(self, step: int, *, ending: bool) -> bool:
         """Whether to save the state after ``step``: by its number, by the clock, as the last, or as a new best.

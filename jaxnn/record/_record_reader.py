@@ -20,6 +20,7 @@ FACTS = (
 KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("name", "status", "started", "monitor"), (str, "text")),
     **dict.fromkeys(("config", "options", "fingerprint", "layout", "devices", "jax_flags"), (dict, "a mapping")),
+    "directions": (dict, "a mapping"),
     **dict.fromkeys(("seconds_per_step_measured", "point", "final", "best"), (dict, "a mapping")),
     **dict.fromkeys(("axes", "points", "groups"), (list, "a list")),
     **dict.fromkeys(("steps_per_call", "member", "step"), (int, "a whole number")),

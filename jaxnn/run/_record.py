@@ -111,6 +111,8 @@ def _facts(session: Session) -> dict[str, Any]:
         "config": records.config_json(trainer.experiment.config),
         "options": engine.recorded_options(trainer.options),
         "monitored": trainer.monitored,
+        "higher_is_better": trainer.higher_is_better,
+        "directions": dict(programs.task.directions),
         "steps_per_call": trainer.plan.steps_per_call,
         "seconds_per_step_measured": trainer.seconds_per_step,
         "data": trainer.splits.name,

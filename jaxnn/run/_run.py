@@ -17,7 +17,7 @@ from jaxnn.parallel import Layout, make_layout
 from jaxnn.run._export import export_model
 from jaxnn.run._record import Session, summarise
 from jaxnn.run._report import Summary
-from jaxnn.types import ConfigError, Experiment, RecordError, TrainState, warn
+from jaxnn.types import ConfigError, Direction, Experiment, RecordError, TrainState, warn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,6 +40,7 @@ class Run:
         dir: the directory of its record, or None.
         monitor: the metric by which an evaluation is best, such as ``test_loss``.
         higher_is_better: whether more of it is better.
+        directions: ``"min"`` or ``"max"`` for other metrics, as the task states it.
     """
 
     experiment: Experiment[Any]
@@ -49,6 +50,7 @@ class Run:
     dir: Path | None
     monitor: str
     higher_is_better: bool
+    directions: Mapping[str, Direction]
     _lines: Sequence[Mapping[str, Any]]
     _trainer: engine.Trainer | None
     _state: TrainState | None = None  # that at the end; None: the checkpoint holds it
@@ -208,7 +210,7 @@ def run_of(session: Session) -> Run:
     """Returns the run of ``session`` so far."""
     trainer, summary = session.trainer, session.ending or summarise(session)
     path = trainer.record.path if trainer.record is not None else None
-    ranking = trainer.monitored, trainer.options.higher_is_better
+    ranking = trainer.monitored, trainer.higher_is_better, trainer.programs.task.directions
     return _run(trainer.experiment.config, trainer, session.log.lines, summary, path, ranking)
 
 
@@ -244,6 +246,7 @@ def open_run(
         summary["stalls"] = tuple(engine.Stall(**stall) for stall in summary.get("stalls", ()))
         summary |= {"status": facts["status"], "step": lines[-1]["step"] if lines else 0, "metrics": final}
         ending = Summary(**summary)
+        ranking = str(facts["monitored"]), bool(facts["higher_is_better"]), dict(facts["directions"])
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"run.json in {path} holds other facts than a run's ({error!r}): it is damaged.") from error
     if experiment is not None:
@@ -254,11 +257,8 @@ def open_run(
         trainer = _open_trainer(experiment, options, path, facts, make_layout(devices=devices))
         state = record.load_checkpoint(path, trainer.programs.shapes)
         trainer.state = jax.device_put(state, trainer.programs.shardings)
-        monitored = facts.get("monitored", trainer.monitored)
-        return _run(config, trainer, lines, ending, path, (monitored, options.higher_is_better), facts)
-    split = next((split for split in ("validation", "test") if f"{split}_{options.monitor}" in final), "train")
-    monitored = facts.get("monitored", f"{split}_{options.monitor}")
-    return _run(config, trainer, lines, ending, path, (monitored, options.higher_is_better))
+        return _run(config, trainer, lines, ending, path, ranking, facts)
+    return _run(config, trainer, lines, ending, path, ranking)
 
 
 def _open_trainer(
@@ -290,7 +290,7 @@ def _run(
     lines: Sequence[Mapping[str, Any]],
     summary: Summary,
     path: Path | None,
-    ranking: tuple[str, bool],
+    ranking: tuple[str, bool, Mapping[str, Direction]],
     facts: Mapping[str, Any] | None = None,
 ) -> Run:
     names = dict.fromkeys(name for line in lines for name in line)

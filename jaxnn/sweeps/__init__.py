@@ -2,7 +2,7 @@
 
 from jaxnn.sweeps._comparison import compare, mean_difference, seeds_needed
 from jaxnn.sweeps._groups import with_fields
-from jaxnn.sweeps._members import Member, bootstrap_interval, count_by_status, show_field
+from jaxnn.sweeps._members import Member, count_by_status, mean_interval, show_field
 from jaxnn.sweeps._plan import SweepOptions, plan_sweep
 from jaxnn.sweeps._stored import open_sweep
 from jaxnn.sweeps._sweep import Sweep

@@ -13,19 +13,27 @@ from numpy.typing import ArrayLike
 
 from jaxnn import record
 from jaxnn.run import Run, open_run
-from jaxnn.sweeps._members import SEED, Member, count_by_status, grouped, seed_means, show, show_point
+from jaxnn.sweeps._members import (
+    ROUNDING,
+    SEED,
+    Member,
+    count_by_status,
+    grouped,
+    mean_interval,
+    seed_means,
+    show,
+    show_point,
+)
 from jaxnn.sweeps._stored import open_sweep
 from jaxnn.sweeps._sweep import Sweep
-from jaxnn.types import ConfigError
+from jaxnn.types import ConfigError, Direction
 
 type Source = Sweep | Run | str | Path
+type Verdict = Literal["better", "worse", "higher", "lower", "not separable"]
 type Comparable = Source | Sequence[Source]
 
 MOST_NAMED = 4
 MOST_SEEDS = 1_000_000
-# Equal differences of fewer pairs are no evidence: five have one sign by chance in 6 % of all cases (2 · 0.5⁵).
-ENOUGH_EQUAL = 6
-ROUNDING = 1e-6  # deviations below this share of the values are rounding
 
 
 def mean_difference(a: ArrayLike, b: ArrayLike) -> tuple[float, float, float, float]:
@@ -34,18 +42,10 @@ def mean_difference(a: ArrayLike, b: ArrayLike) -> tuple[float, float, float, fl
     The ends of the interval are NaN for fewer than two pairs or fewer than six equal differences; the standard
     deviation is that of one pair's difference, NaN for fewer than two pairs.
     """
-    from scipy import stats  # type: ignore[import-untyped]
-
     a, b = np.asarray(a, float), np.asarray(b, float)
-    n, mean = len(a), float((b - a).mean())
-    if n < 2:
-        return mean, math.nan, math.nan, math.nan
-    deviation = float((b - a).std(ddof=1))
-    if deviation <= ROUNDING * max(np.abs(a).max(), np.abs(b).max()):
-        end = mean if n >= ENOUGH_EQUAL else math.nan
-        return mean, end, end, 0.0
-    interval = stats.ttest_rel(b, a).confidence_interval(0.95)
-    return mean, float(interval.low), float(interval.high), deviation
+    mean, scale = float((b - a).mean()), float(max(np.abs(a).max(), np.abs(b).max()))
+    deviation = float((b - a).std(ddof=1)) if len(a) > 1 else math.nan
+    return mean, *mean_interval(b - a, scale), 0.0 if deviation <= ROUNDING * scale else deviation
 
 
 def seeds_needed(difference: float, deviation: float) -> int | None:
@@ -54,10 +54,10 @@ def seeds_needed(difference: float, deviation: float) -> int | None:
     The least n of at least 2 with ``n >= ((t(0.975) + t(0.8)) * deviation / difference)²``, both t of n - 1 degrees of
     freedom, ``deviation`` that of one pair's difference; None if it is more than a million.
     """
-    from scipy import stats
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
 
     def enough(n: int) -> bool:
-        quantiles = float(stats.t.ppf((0.975, 0.8), n - 1).sum())
+        quantiles = float(stdtrit(n - 1, (0.975, 0.8)).sum())
         return difference != 0 and math.sqrt(n) * abs(difference) >= quantiles * deviation
 
     found = 2 + bisect.bisect_left(range(2, MOST_SEEDS + 1), True, key=enough)
@@ -77,7 +77,8 @@ class Comparison:
     mean_b: float
     difference: float  # of the means, B - A
     interval: tuple[float, float]  # its 95 % interval; NaN for too few seeds, or if all differences of a few are equal
-    verdict: Literal["better", "worse", "not separable"]  # what B is
+    # What B is; higher or lower if it is not known whether more of the metric is better.
+    verdict: Verdict
     seeds_needed: int | None  # to show it in 80 % of all cases; None if it is shown, without interval, above a million
     left_out: tuple[str, ...]  # the members that do not count, and why
 
@@ -160,10 +161,18 @@ def compare(a: Comparable, b: Comparable, metric: str | None = None) -> Comparis
         mean_b=float(b_means.mean()),
         difference=difference,
         interval=(low, high),
-        verdict="not separable" if not sign else "better" if (sign > 0) == sides[0].more_is_better(metric) else "worse",
+        verdict=_verdict(sign, sides[0].direction(metric)),
         seeds_needed=seeds_needed(difference, deviation) if inconclusive else None,
         left_out=tuple(left_out),
     )
+
+
+def _verdict(sign: int, direction: Direction | None) -> Literal["better", "worse", "higher", "lower", "not separable"]:
+    if not sign:
+        return "not separable"
+    if direction is None:
+        return "higher" if sign > 0 else "lower"
+    return "better" if (sign > 0) == (direction == "max") else "worse"
 
 
 def _scored(name: str, side: Sweep, by: Sequence[str], metric: str) -> dict[str, tuple[Member, float]]:
@@ -218,7 +227,7 @@ def _as_sweep(name: str, source: Any) -> Sweep:
     if isinstance(source, list | tuple) and source:
         parts = [_as_sweep(name, part) for part in source]
         members = tuple(member for part in parts for member in part.members)
-        return Sweep(members, (), (), parts[0].monitor, parts[0].higher_is_better)
+        return Sweep(members, (), (), parts[0].monitor, parts[0].higher_is_better, parts[0].directions)
     if isinstance(source, Sweep):
         return source
     if isinstance(source, str | Path):
@@ -229,4 +238,4 @@ def _as_sweep(name: str, source: Any) -> Sweep:
         raise ConfigError(f"side {name} is {source!r}: give a sweep, a run, the path of either, or a list of these.")
     config = source.config if source.experiment is None else record.config_json(source.config)
     member = Member(0, {}, config, source.summary.status, 0, source.final, {})
-    return Sweep((member,), (), (), source.monitor, source.higher_is_better)
+    return Sweep((member,), (), (), source.monitor, source.higher_is_better, source.directions)

@@ -25,7 +25,10 @@ from jaxnn.types import ConfigError, Experiment, PyTree, RecordError, TrainState
 MEMBERS_FILE, MEMBER_FOLDER = "members.jsonl", "members"
 GROUPS = "groups"  # the folder of the groups' checkpoints
 # What every sweep.json holds from the start, and every line of members.jsonl.
-FACTS = ("status", "started", "config", "axes", "points", "groups", "options", "monitor", "higher_is_better")
+FACTS = (
+    *("status", "started", "config", "axes", "points", "groups", "options"),
+    *("monitor", "higher_is_better", "directions"),
+)
 MEMBER_FACTS = ("member", "point", "config", "status", "step", "final", "best")
 ENDED = ("finished", "stopped early", "diverged", "pruned", "failed")  # the statuses of members that need nothing more
 
@@ -70,6 +73,7 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
         lines=tuple(lines),
         monitor=facts["monitor"],
         higher_is_better=facts["higher_is_better"],
+        directions=facts["directions"],
         status=status,
         dir=path,
         summary=summary,
@@ -284,10 +288,11 @@ def _run_facts(facts: Mapping[str, Any], group: Mapping[str, Any], member: Membe
     """The content of a member's ``run.json``."""
     names = {field.name for field in dataclasses.fields(RunOptions)}
     options = {name: value for name, value in facts["options"].items() if name in names}
-    shared = ("name", "started", "data", "devices", "jax_flags", "command", "git")
+    shared = ("name", "started", "data", "devices", "jax_flags", "command", "git", "higher_is_better", "directions")
     return {
         **{name: facts[name] for name in shared},
         "status": member.status,
+        "monitored": facts["monitor"],
         "config": member.config,
         "fingerprint_config": group["first"],
         "member": member.index,

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxnn.engine import more_is_better
 from jaxnn.observe import Table, text_table
 from jaxnn.record import metrics_of
 from jaxnn.run import Run, format_rate, format_split, open_run
 from jaxnn.search import Axis
 from jaxnn.sweeps import _members
 from jaxnn.sweeps._members import LOST, SEED, GroupRow, Groups, Member, count_by_status, show, show_field, show_point
-from jaxnn.types import ConfigError, Experiment, RecordError, suggest
+from jaxnn.tasks import check_direction, direction_of
+from jaxnn.types import ConfigError, Direction, Experiment, RecordError, suggest
 
 if TYPE_CHECKING:
     import pandas
@@ -41,6 +41,7 @@ class Sweep:
         lines: the lines of ``metrics.jsonl``: one mapping per member and report, with ``member``, ``step`` and metrics.
         monitor: the metric that ranks evaluations and members, such as ``test_loss``.
         higher_is_better: whether more of it is better.
+        directions: ``"min"`` or ``"max"`` for other metrics, as the task states it.
         status: ``planned``, ``running``, ``finished`` or ``interrupted``.
         dir: the directory of its record, or None.
         summary: ``member_steps_per_second``, ``seconds``, ``num_compilations``; empty while it runs.
@@ -52,6 +53,7 @@ class Sweep:
     lines: tuple[Mapping[str, Any], ...]
     monitor: str
     higher_is_better: bool
+    directions: Mapping[str, Direction] = dataclasses.field(default_factory=dict)
     status: str = "finished"
     dir: Path | None = None
     summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -67,9 +69,11 @@ class Sweep:
         """The members that diverged or failed."""
         return tuple(member for member in self.members if member.status in LOST)
 
-    def more_is_better(self, metric: str) -> bool:
-        """Whether more of ``metric`` is better: by the sweep's options if it is monitored, else by its name."""
-        return self.higher_is_better if metric == self.monitor else more_is_better(metric)
+    def direction(self, metric: str) -> Direction | None:
+        """Whether less or more of ``metric`` is better: by the sweep's options if it is monitored; None: not known."""
+        if metric == self.monitor:
+            return "max" if self.higher_is_better else "min"
+        return direction_of(metric, self.directions)
 
     def metric_names(self) -> tuple[str, ...]:
         """The metrics that any member has, the monitored one first."""
@@ -100,10 +104,13 @@ class Sweep:
         values, complete = self.values(metric), [member.complete for member in self.members]
         return np.where(np.isfinite(values) & np.array(complete, bool), values, np.nan)
 
-    def ranked(self, metric: str | None = None) -> list[Member]:
-        """Returns the complete members, best first, then those that were cut short, best first, then the others."""
+    def ranked(self, metric: str | None = None, direction: Direction | None = None) -> list[Member]:
+        """Returns the complete members, best first, then those that were cut short, best first, then the others.
+
+        ``direction`` is ``"min"`` or ``"max"``; None: what is known of the metric, a ConfigError if it is nothing.
+        """
         metric = self.check_metric(metric)
-        sign = -1 if self.more_is_better(metric) else 1
+        sign = -1 if check_direction(metric, direction or self.direction(metric), "direction") == "max" else 1
 
         def rank(member: Member) -> tuple[int, float]:
             value = member.final.get(metric, math.nan)
@@ -113,18 +120,19 @@ class Sweep:
 
         return sorted(self.members, key=rank)
 
-    def best(self, metric: str | None = None) -> Member:
+    def best(self, metric: str | None = None, direction: Direction | None = None) -> Member:
         """Returns the member with the best last value of ``metric``, by default the monitored one.
 
         A member that diverged or failed, or whose value is not finite, is never the best; one that was cut short only
         if no member is complete. Among many seeds the best is also the luckiest: to choose a setting compare groups.
-        ConfigError if the metric is unknown, or no member has a result in it.
+        ``direction``, ``"min"`` or ``"max"``, is needed for a metric that is neither stated nor common. ConfigError
+        without it, if the metric is unknown, or no member has a result in it.
 
         >>> swept.best("test_accuracy")  # by the highest final test_accuracy
         Member(index=..., point={'learning_rate': ..., 'seed': ...}, ...)
         """
         metric = self.check_metric(metric)
-        best = self.ranked(metric)[0]
+        best = self.ranked(metric, direction)[0]
         if best.status in LOST or not math.isfinite(best.final.get(metric, math.nan)):
             counts = count_by_status(self.members)
             raise ConfigError(f"no member has a result in {metric!r} ({counts}): name another metric.")
@@ -208,7 +216,7 @@ class Sweep:
             spreads = {name: _members.spread_of(values) for name, (values, _) in means.items()}
             most = max((count for _, count in means.values()), default=0)
             rows.append(GroupRow(point, tuple(member.index for member in members), left_out, spreads, most))
-        return Groups(tuple(rows), names, {name: self.more_is_better(name) for name in metrics})
+        return Groups(tuple(rows), names, {name: self.direction(name) for name in metrics})
 
     def frame(self, *, curves: bool = False) -> pandas.DataFrame:
         """Returns a pandas table with a row per member: number, config, status, step, final and ``best_`` metrics.
@@ -300,15 +308,18 @@ class Sweep:
     def table(self, metric: str | None = None, limit: int = 20) -> Table:
         """Returns at most ``limit`` members, best by ``metric`` first: points, status, step and metrics, and errors.
 
+        They are in the order of their numbers if it is not known whether less or more of it is better.
+
         Complete members are before those that were cut short, and these before those that diverged or failed. The
         default is the monitored metric.
 
         >>> swept.table("test_accuracy", limit=2)
         member  learning_rate  seed  status    step  test_accuracy  ...
         """
-        first = metric or self.monitor
+        first = self.check_metric(metric) if metric else self.monitor
         names = sorted(self.metric_names(), key=lambda name: name != first)
-        members = self.ranked(metric) if metric is not None or first in names else self.members
+        ranks = first in names and self.direction(first) is not None
+        members = self.ranked(first) if ranks else self.members
         errors = any(member.error for member in members[:limit])
         rows = []
         for member in members[:limit]:

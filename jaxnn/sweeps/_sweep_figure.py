@@ -18,7 +18,7 @@ from matplotlib.ticker import NullLocator
 
 from jaxnn.record import format_value, label_ticks, metrics_of, new_panels
 from jaxnn.search import Axis, scale_of
-from jaxnn.sweeps._members import ENOUGH, SEED, count_by_status, grouped, show, show_field, spread_of
+from jaxnn.sweeps._members import SEED, count_by_status, grouped, show, show_field, spread_of
 
 if TYPE_CHECKING:
     from jaxnn.sweeps._sweep import Sweep
@@ -128,7 +128,7 @@ def draw_curves(axes: Axes, sweep: Sweep, metric: str) -> None:
     sizes = [spreads[0].n for _, _, spreads in curves if spreads[0].n > 1]
     title = "mean over seeds" if sizes else "curves"
     if sizes and named:
-        title += ", with its 95 % interval" if min(sizes) >= ENOUGH else ", with the range of few seeds"
+        title += ", with its 95 % interval"
     axes.set_xlabel("step")
     means = np.array([spread.mean for _, _, spreads in curves for spread in spreads])
     _finish(axes, sweep, metric, means, [member.step for member in sweep.lost], title)
@@ -149,7 +149,8 @@ def draw_axis(axes: Axes, sweep: Sweep, metric: str, axis: Axis) -> None:
         axes.axhspan(spread.low, spread.high, color="C0", alpha=0.15, lw=0)
     elif axis.name != SEED and spread.n:
         groups = sweep.group([setting.name for setting in sweep.settings], metric)
-        best = groups.best()
+        direction = sweep.direction(metric)
+        best = groups.best(direction=direction or "min")
         others = {**best.point, axis.name: None}
         line = [row for row in groups.rows if row.n and {**row.point, axis.name: None} == others]
         line.sort(key=lambda row: _position(axis, row.point[axis.name]))
@@ -157,9 +158,10 @@ def draw_axis(axes: Axes, sweep: Sweep, metric: str, axis: Axis) -> None:
         style = "none" if axis.scale == "nominal" else "-"
         axes.plot(x, means, c="C0", ls=style, marker="o", ms=4, lw=1.2)
         axes.vlines(x, [row.spread.low for row in line], [row.spread.high for row in line], color="C0", lw=1.5)
-        axes.plot(_position(axis, best.point[axis.name]), best.spread.mean, **BEST)
-        title = f"★ {format_value(metric, best.spread.mean)} at {show(best.point[axis.name])}"
-        if len(best.members) > 1:
+        if direction is not None:
+            axes.plot(_position(axis, best.point[axis.name]), best.spread.mean, **BEST)
+            title = f"★ {format_value(metric, best.spread.mean)} at {show(best.point[axis.name])}"
+        if direction is not None and len(best.members) > 1:
             title += f" (mean of {best.n}" + (f" of {len(best.members)} seeds)" if best.left_out else " seeds)")
     _mark(axis, axes.xaxis)
     lost = [_position(axis, member.fields.get(axis.name)) for member in sweep.lost]
@@ -171,7 +173,7 @@ def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
     x, y = (_drawable(axis) for axis in sweep.settings)
     groups = sweep.group([x.name, y.name], metric)
     results = np.array([row.spread.mean for row in groups.rows if row.n] or [0.0, 1.0])
-    more = sweep.more_is_better(metric)
+    more = sweep.direction(metric) == "max"
     norm = (LogNorm if _is_wide(results, more) else Normalize)(results.min(), results.max())
     colours = colormaps["viridis_r" if more else "viridis"]  # better is darker
     cells = 2 * len(groups.rows) >= len(x.values) * len(y.values)
@@ -192,7 +194,7 @@ def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
         axes.grid(visible=False)
     _mark(x, axes.xaxis)
     _mark(y, axes.yaxis)
-    if any(row.n for row in groups.rows):
+    if any(row.n for row in groups.rows) and sweep.direction(metric) is not None:
         axes.plot(*places[groups.rows.index(groups.best())], **BEST)
     bar = axes.figure.colorbar(ScalarMappable(norm, colours), ax=axes, label=metric.replace("_", " "), pad=0.02)
     label_ticks(bar.ax.yaxis, metric)
@@ -206,7 +208,7 @@ def _is_wide(values: np.ndarray, more_is_better: bool) -> bool:
 
 def _finish(axes: Axes, sweep: Sweep, metric: str, values: np.ndarray, lost: list[float], title: str) -> None:
     """Scales and labels a panel with the metric's ``values``; marks lost members, at these x, at the bad edge."""
-    more = sweep.more_is_better(metric)
+    more = sweep.direction(metric) == "max"
     if _is_wide(values, more):
         axes.set_yscale("log")
     if lost:

@@ -11,6 +11,7 @@ from jaxnn.tasks._contract import (
     own_step,
     sharded,
 )
+from jaxnn.tasks._directions import check_direction, direction_of
 from jaxnn.tasks._models import as_model
 from jaxnn.tasks._parameters import freeze, lora, merge_lora
 from jaxnn.tasks._supervised import regression, supervised
@@ -20,6 +21,7 @@ __all__ = [
     "averaged_over",
     "binary_classification",
     "classification",
+    "direction_of",
     "freeze",
     "lora",
     "merge_lora",

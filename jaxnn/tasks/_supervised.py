@@ -13,13 +13,17 @@ from jaxnn.tasks._contract import LossResult
 from jaxnn.tasks._data_checks import check_data
 from jaxnn.tasks._model_calls import ModelResult
 from jaxnn.tasks._models import as_model
-from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, PyTree, Task
+from jaxnn.types import Array, Batch, ConfigError, Direction, Metrics, ModelState, Params, PyTree, Task
 
 type PerExample = Callable[[Any, Any], jax.Array]
 
 
 def supervised(
-    model: Any, objective: PerExample, measures: Mapping[str, PerExample], policy: Policy | None = None
+    model: Any,
+    objective: PerExample,
+    measures: Mapping[str, PerExample],
+    policy: Policy | None = None,
+    directions: Mapping[str, Direction] | None = None,
 ) -> Task:
     """Returns a task that minimises the masked mean of ``objective``.
 
@@ -36,6 +40,7 @@ def supervised(
         measures: the metrics, each like ``objective``; ``evaluate`` returns their masked sums, and those not
             called ``loss`` are the metrics of a training step.
         policy: the precision to compute in.
+        directions: ``"min"`` or ``"max"`` by the names of ``measures``, where less or more is better; see `Task`.
     """
     init, apply = as_model(model, policy)
 
@@ -92,7 +97,7 @@ def supervised(
                 "the model failed without inputs, and batches have none: give the experiment data."
             ) from error
 
-    return Task(start, loss, evaluate, predict, check=check_data(predict))
+    return Task(start, loss, evaluate, predict, check=check_data(predict), directions=directions or {})
 
 
 def _where(mask: Array, rows: Array) -> jax.Array:

@@ -52,6 +52,27 @@ def test_a_part_is_evaluated_in_training_and_all_afterwards():
     np.testing.assert_array_equal(seen[0], tiny.points(23, 1)[1][np.arange(8) * 23 // 8])
 
 
+def test_a_direction_that_is_not_known_is_asked_for(tmp_path):
+    gaining = TASK._replace(metrics={"gain": lambda targets, outputs: -float(np.abs(outputs).mean())})
+    with pytest.raises(jn.ConfigError, match="whether less or more of 'gain' is better is not known: set monitor_mode"):
+        tiny.fit(experiment(gaining), monitor="gain")
+    run = tiny.fit(experiment(gaining._replace(directions={"gain": "max"})), tmp_path / "run", monitor="gain")
+    opened = jn.open_run(tmp_path / "run")
+    assert run.higher_is_better and opened.higher_is_better and opened.directions == {"gain": "max"}
+    points = jn.grid(learning_rate=[0.1, 1.0])
+    swept = jn.sweep(experiment(gaining), points, run_dir=tmp_path / "sweep", **tiny.MEMBERS)
+    low, high = sorted(swept.members, key=lambda member: member.final["test_gain"])
+    assert swept.best("test_gain", "max") == high and swept.group().best("test_gain", "min").members == (low.index,)
+    for rank in (swept.best, swept.group().best):
+        with pytest.raises(jn.ConfigError, match=r"'test_gain' is better is not known: set direction .*'gain': 'max'"):
+            rank("test_gain")
+    with pytest.raises(jn.ConfigError, match="'test_gain' is better is 'up': set direction to 'min' or 'max'"):
+        swept.best("test_gain", "up")  # type: ignore[arg-type]
+    assert [row[0] for row in swept.table("test_gain").rows] == ["0", "1"] and swept.plot("test_gain")
+    stated = jn.sweep(experiment(gaining._replace(directions={"gain": "min"})), points, record=False, **tiny.MEMBERS)
+    assert stated.best("test_gain").index == low.index
+
+
 def test_metrics_that_fail_are_named_and_those_of_infinite_outputs_are_nan():
     def refuse(targets: Any, outputs: Any) -> float:
         raise ValueError("Only one class present\nin y_true")

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from jaxnn.engine import (
     with_tails,
 )
 from jaxnn.observe import Clock
+from jaxnn.tasks import direction_of
 from tests import tiny
 
 NAN = math.nan
@@ -130,11 +132,18 @@ def test_explicit_options_are_those_that_were_given():
     assert options.explicit() == {"run_dir": Path("here"), "patience": 3}
 
 
-def test_monitor_mode():
-    assert not any(RunOptions(monitor=name).higher_is_better for name in ("loss", "mean_absolute_error", "perplexity"))
-    assert RunOptions(monitor="accuracy").higher_is_better
-    assert not RunOptions(monitor="accuracy", monitor_mode="min").higher_is_better
-    assert RunOptions(monitor="loss", monitor_mode="max").higher_is_better
+DIRECTIONS = {
+    "min": ("loss", "test_loss", "mae", "validation_rmse", "nll", "wer", "perplexity", "train_mean_absolute_error"),
+    "max": ("accuracy", "test_top_5_accuracy", "auc", "f1", "validation_ndcg@10", "recall_at_5", "probe_own/f1"),
+    None: ("my_mae", "lossless_share", "probe_own/my_f1", "gradient_norm", "test_gain"),
+}
+
+
+def test_directions_of_metrics_are_stated_or_known_by_their_whole_names():
+    for direction, names in DIRECTIONS.items():
+        assert {direction_of(name) for name in names} == {direction}
+    assert direction_of("test_gain", {"gain": "min"}) == direction_of("gain", {"gain": "min"}) == "min"
+    assert direction_of("test_loss", {"loss": "max"}) == "max"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +167,7 @@ def settled(lines: list[dict[str, float]], **options: object) -> str:
     """The status of a member of 10 steps that reported ``lines``."""
     resolved = resolve_cadences(RunOptions(**options), tiny.Config(num_steps=10))  # type: ignore[arg-type]
     log, plan = MemberLog("running", lines), make_plan(resolved, 10)  # type: ignore[arg-type]
-    programs: object = None  # nothing is computed
+    programs = types.SimpleNamespace(task=jn.tasks.classification(tiny.MODEL))  # nothing is computed
     trainer = Trainer(resolved, tiny.splits(), programs, plan, [log], Clock())  # type: ignore[arg-type]
     trainer.settle(0, log.step, diverged=False)
     return log.status

@@ -75,7 +75,7 @@ def test_one_setting_and_seeds(tmp_path):
     curves, points = figure.axes
     assert figure.get_suptitle() == "test loss of 12 members (× 2 diverged)"
     assert [text.get_text() for text in curves.get_legend().get_texts()] == ["0.001", "0.01", "0.1"]
-    assert curves.get_title() == "mean over seeds, with the range of few seeds"
+    assert curves.get_title() == "mean over seeds, with its 95 % interval"
     # The mean over seeds of 0.001, the second value: 20 / step · 1.55.
     np.testing.assert_allclose(curves.get_lines()[0].get_xydata(), [[10, 3.1], [20, 1.55]])
     np.testing.assert_allclose(marks(curves, "x"), [[10, 0.97]] * 2)
@@ -85,7 +85,7 @@ def test_one_setting_and_seeds(tmp_path):
     np.testing.assert_allclose(points.get_lines()[0].get_xydata(), [[0.001, 1.55], [0.01, 1.85], [0.1, 1.15]])
     np.testing.assert_allclose(marks(points, "x"), [[0.01, 0.97]] * 2)
     (bars,) = (c for c in points.collections if isinstance(c, LineCollection))
-    np.testing.assert_allclose(bars.get_segments()[2], [[0.1, 1.0], [0.1, 1.3]])
+    np.testing.assert_allclose(bars.get_segments()[2], [[0.1, 0.94458], [0.1, 1.35542]], atol=1e-5)
 
 
 def test_seeds_alone_have_their_mean_and_interval(tmp_path):
@@ -95,14 +95,14 @@ def test_seeds_alone_have_their_mean_and_interval(tmp_path):
     assert len(curves.get_lines()) == 2 and len(curves.collections) == 1 and curves.get_legend() is None
     assert strip.get_xlabel() == "seed" and ticks(figure, strip) == ["3", "4", "5", "6", "7"]
     # 1.0, 1.1, 1.3, 1.4: mean 1.2, deviation √(0.1 / 3) = 0.1826.
-    assert strip.get_title() == "4 seeds: 1.20 ± 0.18 (1.00 to 1.40)"
+    assert strip.get_title() == "4 seeds: 1.20 ± 0.18 (0.91 to 1.49)"
     mean, _ = strip.get_lines()
     assert mean.get_ydata() == pytest.approx([1.2, 1.2]) and len(strip.patches) == 1
     np.testing.assert_allclose(marks(strip, "x"), [[2, 0.97]])
     # Members have no curves of the accuracy, 1 - loss / 10; those without a value are at the bottom.
     figure = sweep.plot("test_accuracy")
     (strip,) = figure.axes
-    assert strip.get_title() == "4 seeds: 88.0 ± 1.8 (86.0 to 90.0) %" and ticks(figure, strip, "y")[0] == "86 %"
+    assert strip.get_title() == "4 seeds: 88.0 ± 1.8 (85.1 to 90.9) %" and ticks(figure, strip, "y")[0] == "85 %"
     np.testing.assert_allclose(marks(strip, "x"), [[2, 0.03]])
 
 

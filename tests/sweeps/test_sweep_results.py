@@ -184,8 +184,9 @@ def test_selection_is_a_sweep_with_values_and_curves(grid, tmp_path):
 def test_groups_have_mean_deviation_and_interval(grid, tmp_path):
     first, second = grid.group().rows
     spread = first.metrics["test_loss"]
-    # 1, 2, 3: mean 2, deviation 1; of three values the interval is the range.
-    assert (spread.n, spread.mean, spread.deviation, spread.low, spread.high) == (3, 2.0, 1.0, 1.0, 3.0)
+    # 1, 2, 3: mean 2, deviation 1, error 1/√3, t(0.975; 2) = 4.30265.
+    assert (spread.n, spread.mean, spread.deviation) == (3, 2.0, 1.0)
+    assert (spread.low, spread.high) == pytest.approx((-0.48414, 4.48414), abs=1e-5)
     assert first.point == {"learning_rate": 0.01} and first.members == (0, 1, 2) and first.num_lost == 0
     # 0.5 and 0.7, and one that diverged: mean 0.6, deviation 0.2 / √2 = 0.141421.
     spread = second.metrics["test_loss"]
@@ -270,13 +271,13 @@ def test_table_has_the_best_first_and_the_lost_last(grid, tmp_path):
 
 def test_groups_are_shown_with_the_decimals_of_their_deviation(grid, tmp_path):
     _, first, second, *_, note = repr(grid.group(metric="test_loss")).splitlines()
-    assert first == "0.01           3  0         2.0 ± 1.0 (1.0 to 3.0)"
-    assert second == "0.1            2  1         0.60 ± 0.14 (0.50 to 0.70)"
-    assert note.startswith("With fewer than 5 seeds it is their range")
+    assert first == "0.01           3  0         2.0 ± 1.0 (-0.5 to 4.5)"
+    assert second == "0.1            2  1         0.60 ± 0.14 (-0.67 to 1.87)"
+    assert note == "mean ± standard deviation (95 % interval of the mean, by Student's t)"
     smallest = swept.sweep(tmp_path / "s", {(0,): 1e-7, (1,): 3e-7}, "seed")
-    assert "2e-07 ± 1.414e-07 (1e-07 to 3e-07)" in repr(smallest.group())
+    assert "2e-07 ± 1.414e-07 (-1.071e-06 to 1.471e-06)" in repr(smallest.group())
     equal = swept.sweep(tmp_path / "t", {(0,): 100.0, (1,): 100.0}, "seed")
-    assert "100 ± 0 (100 to 100)" in repr(equal.group())
+    assert "  100 ± 0  " in repr(equal.group()), "two equal values are no evidence"
     empty = open_sweep(swept.write(tmp_path / "e", [], status="running"))
     assert "sweep of 0: no members" in repr(empty) and empty.table() and repr(empty.group())
     waiting = open_sweep(swept.write(tmp_path / "w", [swept.member(0, {"seed": 0}, status="waiting", step=0)]))
