@@ -92,8 +92,8 @@ def test_sweeps_are_shown_and_compared(sweeps, capsys):
     assert re.search(r"^failed +1 with: out of memory$", output(capsys, "show", path), re.MULTILINE)
     text = output(capsys, "show", sweeps / "older")
     assert "sweep of 3: 2 finished" in text and "member 0 (learning_rate 0.1, seed 0), by the lowest" in text
-    # Losses 1 and 3: mean 2, deviation √2.
-    assert "2.0 ± 1.4 (1.0 to 3.0)" in text
+    # Losses 1 and 3: mean 2, deviation √2, error 1, t(0.975; 1) = 12.7062.
+    assert "2.0 ± 1.4 (-10.7 to 14.7)" in text
     alone = swept.sweep(sweeps / "x", {(0.1,): 1.0}, "learning_rate").dir
     assert "member  learning_rate" in output(capsys, "show", alone)
     assert "side A has 2 members" in shell.fails(capsys, command, "compare", sweeps / "older", sweeps / "newer")
