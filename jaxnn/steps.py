@@ -179,7 +179,18 @@ class Totals(NamedTuple):
     """Sums over the steps of a window, kept on the device."""
 
     sums: dict[str, Array]  # for each metric, the sum over the steps; ``[]`` float32
+    excess: dict[str, Array]  # what rounding added to it, as far as float32 shows: millions of steps would drift else
     bad_step: Array | np.int32  # ``[]`` int32, the first step after which the loss was not finite, or -1
+
+    def add(self, metrics: Mapping[str, Array], step: Array) -> Totals:
+        """Adds the metrics of the step that ended as number ``step``, by Kahan's compensated sum (1965)."""
+        sums, excess = dict[str, Array](), dict[str, Array]()
+        for name, value in metrics.items():
+            part = value.astype(jnp.float32) - self.excess[name]
+            sums[name] = self.sums[name] + part
+            excess[name] = jnp.where(jnp.isfinite(sums[name]), (sums[name] - self.sums[name]) - part, 0.0)
+        is_bad = (self.bad_step < 0) & ~jnp.isfinite(metrics["loss"])
+        return Totals(sums, excess, jnp.where(is_bad, step, self.bad_step))
 
 
 def scan_steps(
@@ -193,9 +204,7 @@ def scan_steps(
     def body(carry: tuple[TrainState, Totals], row: Any) -> tuple[tuple[TrainState, Totals], None]:
         state, totals = carry
         state, metrics = step(state, make_batch(row, state.step))
-        sums = {name: totals.sums[name] + value.astype(jnp.float32) for name, value in metrics.items()}
-        is_bad = (totals.bad_step < 0) & ~jnp.isfinite(metrics["loss"])
-        return (state, Totals(sums, jnp.where(is_bad, state.step, totals.bad_step))), None
+        return (state, totals.add(metrics, state.step)), None
 
     if jax.tree.leaves(rows)[0].shape[0] == 1:
         # Not a scan of one: on a CPU, XLA makes convolutions' gradients fast only outside loops (jax#12868).

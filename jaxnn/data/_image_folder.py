@@ -83,7 +83,7 @@ def read_image(path: PathLike, image_size: tuple[int, int], *, grayscale: bool =
 
     It is turned upright as its EXIF data say, and resized bilinearly to ``image_size``, ``(height, width)`` in pixels,
     ignoring its aspect ratio. Transparency is dropped, and the upper 8 of 16 bits are kept. Raises DataError for a file
-    that is not an image, or too large.
+    that is not an image, too large, or of floats or 32-bit integers, which have no largest value to divide by.
 
     >>> import PIL.Image
     >>> PIL.Image.new("RGB", (20, 30)).save("new.png")
@@ -101,7 +101,11 @@ def read_image(path: PathLike, image_size: tuple[int, int], *, grayscale: bool =
             if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
                 raise Image.DecompressionBombError(f"{width:,}×{height:,} pixels")
             upright = ImageOps.exif_transpose(image)
-            if upright.mode.startswith("I"):  # Pillow would clip 16 bits to 255
+            if upright.mode in ("I", "F"):
+                raise ValueError(
+                    f"its pixels are {'32-bit integers' if upright.mode == 'I' else 'floats'}, not 8 or 16 bits"
+                )
+            if upright.mode.startswith("I;16"):  # Pillow would clip 16 bits to 255
                 upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
             converted = upright.convert("L" if grayscale else "RGB")
         resized = converted.resize(image_size[::-1], Image.Resampling.BILINEAR)

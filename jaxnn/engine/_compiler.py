@@ -168,8 +168,8 @@ class Programs:
 
     def zeros(self, shape: Shape | None) -> Totals:
         """Totals of no steps, on the host."""
-        sums: dict[str, Any] = {name: np.zeros(shape or (), np.float32) for name in self.metrics}
-        return Totals(sums, np.full(shape or (), -1, np.int32))
+        zeros: dict[str, Any] = {name: np.zeros(shape or (), np.float32) for name in self.metrics}
+        return Totals(zeros, zeros, np.full(shape or (), -1, np.int32))
 
     def abstract(self, shape: Shape | None) -> Any:
         """A state, or a population of ``shape``, without its arrays."""

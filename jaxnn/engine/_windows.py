@@ -202,7 +202,7 @@ def run_windows(
 
     def close(window: InFlightWindow, state: Any | None) -> WindowResult:
         nonlocal mark
-        sums, bad_step = jax.device_get(window.totals)
+        sums, _, bad_step = jax.device_get(window.totals)
         since, mark = mark, window.done_at or time.perf_counter()
         # JAX sorts the keys of a dict; the loss comes first in reports.
         names = sorted(sums, key=lambda name: name != "loss")

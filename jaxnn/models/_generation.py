@@ -254,8 +254,10 @@ def _extend(
 
 def _sample(key: jax.Array, logits: jax.Array, sampling: _Sampling) -> jax.Array:
     """Draws a token ``[batch]`` int32 from ``logits [batch, vocabulary]``."""
-    greedy = jnp.argmax(logits, axis=-1)
-    scaled = logits.astype(jnp.float32) / jnp.where(sampling.temperature > 0, sampling.temperature, 1)
+    greedy, draws = jnp.argmax(logits, axis=-1), sampling.temperature >= np.finfo(np.float32).tiny
+    # From the largest down: those divided by a small temperature overflow to -inf, and never to inf.
+    scaled = logits.astype(jnp.float32) - logits.astype(jnp.float32).max(axis=-1, keepdims=True)
+    scaled = scaled / jnp.where(draws, sampling.temperature, 1)
     order = None
     if sampling.top_k is not None or sampling.top_p is not None:  # by rank, so that ties do not add tokens
         order = jnp.argsort(-scaled, axis=-1, stable=True)
@@ -268,5 +270,5 @@ def _sample(key: jax.Array, logits: jax.Array, sampling: _Sampling) -> jax.Array
     drawn = jax.random.categorical(key, scaled)
     if order is not None:
         drawn = jnp.take_along_axis(order, drawn[:, None], axis=-1)[:, 0]
-    drawn = jnp.where(sampling.temperature > 0, drawn, greedy)
+    drawn = jnp.where(draws, drawn, greedy)
     return drawn.astype(jnp.int32)

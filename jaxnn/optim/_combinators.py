@@ -243,8 +243,8 @@ def with_loss_scale(
 
     Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740), with the defaults of NVIDIA Apex. Gradients
     are divided by the scale. If one is not finite, the update is skipped, which keeps the state of ``optimizer``, and
-    the scale halved; after ``growth_interval`` finite ones in a row, an integer of at least 1, it is doubled, up to
-    2²⁴. A power of two as ``init_scale`` rounds nothing. To be put outermost.
+    the scale halved, down to 1 or a smaller ``init_scale``; after ``growth_interval`` finite ones in a row, an integer
+    of at least 1, it is doubled, up to 2²⁴. A power of two as ``init_scale`` rounds nothing. To be put outermost.
 
     >>> optimizer = jn.optim.with_loss_scale(optax.adam(1e-3))
     """
@@ -263,7 +263,8 @@ def with_loss_scale(
         updates, inner = jax.tree.map(lambda new, old: jnp.where(finite, new, old), made, skipped)
         good_steps = jnp.where(finite, state.good_steps + 1, 0)
         grows = good_steps >= growth_interval
-        scale = jnp.minimum(state.scale * jnp.where(grows, 2.0, jnp.where(finite, 1.0, 0.5)), 2.0**24)
+        scale = state.scale * jnp.where(grows, 2.0, jnp.where(finite, 1.0, 0.5))
+        scale = jnp.clip(scale, jnp.minimum(init_scale, 1.0), 2.0**24)
         return updates, LossScaleState(inner, scale, jnp.where(grows, 0, good_steps))
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -91,8 +91,11 @@ def grouped(members: Sequence[Member], names: Sequence[str]) -> list[tuple[dict[
     return list(groups.values())
 
 
-def selection(wanted: Any) -> Callable[[Any], bool]:
-    """Returns the test of a selection by a function, by a list, set or range of values, or by one value."""
+def selection(wanted: Any, values: Sequence[Any]) -> Callable[[Any], bool]:
+    """Returns the test of a selection by a function, by a list, set or range of values, or by one value.
+
+    A float selects the ones of ``values`` that equal it, or those near it if there are none.
+    """
     if callable(wanted):
         return lambda value: bool(wanted(value))
     several = isinstance(wanted, list | set | frozenset | range | np.ndarray)
@@ -100,7 +103,7 @@ def selection(wanted: Any) -> Callable[[Any], bool]:
 
     def same(value: Any, choice: Any) -> bool:
         if isinstance(value, float) and isinstance(choice, int | float | np.number):
-            return math.isclose(value, choice, rel_tol=TOLERANCE)
+            return value == choice or (choice not in values and math.isclose(value, choice, rel_tol=TOLERANCE))
         # True equals 1 in Python, but is a different setting.
         return isinstance(value, bool) == isinstance(choice, bool | np.bool_) and bool(value == choice)
 

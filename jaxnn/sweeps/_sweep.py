@@ -170,7 +170,7 @@ class Sweep:
             known = members[0].fields if members else {}
             if name not in known:
                 raise ConfigError(f"the config has no field {name!r} to select by: {suggest(name, known)}.")
-            test = _members.selection(wanted)
+            test = _members.selection(wanted, [member.fields[name] for member in members])
             left = tuple(member for member in members if test(member.fields[name]))
             if not left:
                 present = ", ".join(dict.fromkeys(repr(member.fields[name]) for member in members))

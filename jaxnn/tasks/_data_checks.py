@@ -113,10 +113,10 @@ def _check_range(splits: Splits, place: str, name: str, size: int) -> None:
             x for at, x in jax.tree.leaves_with_path(source.examples.inputs) if jax.tree_util.keystr(at) == place
         )
         ids = np.asarray(ids)
-        # Negative ones count from the end.
-        if ids.min() >= -size and ids.max() < size:
+        # JAX would take negative ones from the end of the table.
+        if ids.min() >= 0 and ids.max() < size:
             continue
-        bad = (ids < -size) | (ids >= size)
+        bad = (ids < 0) | (ids >= size)
         example = int(bad.reshape(len(bad), -1).any(axis=1).argmax())
         raise DataError(
             f"the token id {ids[bad][0]} of example {example} in {split} is out of range: the model's {name} has "

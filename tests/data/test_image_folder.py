@@ -61,6 +61,10 @@ def test_height_comes_first_resizing_is_bilinear_and_images_are_turned_upright(t
     assert read([[0, 255]], (1, 2), exif=exif) == [[255, 0]]
     Image.fromarray(np.array([[256 * 7, 256 * 200 + 9]], np.uint16)).save(tmp_path / "deep.png")
     assert read_image(tmp_path / "deep.png", (1, 2))[..., 1].tolist() == [[7, 200]], "the upper bits are kept"
+    for dtype, words in ((np.float32, "floats"), (np.int32, "32-bit integers")):
+        Image.fromarray(np.arange(4, dtype=dtype).reshape(2, 2)).save(tmp_path / "deep.tif")
+        with pytest.raises(DataError, match=f"its pixels are {words}, not 8 or 16 bits"):
+            read_image(tmp_path / "deep.tif", (2, 2))
 
 
 def test_gray_becomes_three_channels_and_colour_luminance(tmp_path):

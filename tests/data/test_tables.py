@@ -98,6 +98,12 @@ def test_standardize_fills_in_and_marks_missing_numbers():
     jax.tree.map(np.testing.assert_array_equal, splits.train.columns.apply(TEST), splits.test.examples.inputs)
 
 
+def test_an_edge_lies_between_its_values_however_large_or_small_they_are():
+    for low, high in ((-1.7e308, 1.7e308), (1e308, 1.7e308), (5e-324, 1e-323), (-0.0, 5e-324)):
+        (edge,) = jn.data.learn_bins(np.array([[low], [high]])).edges[0]
+        assert low <= edge < high
+
+
 def test_bins_of_a_table_are_those_of_its_columns():
     table: Any = jn.data.table(COLUMNS, test=TEST, **OPTIONS)
     splits: Any = jn.data.binned(table)

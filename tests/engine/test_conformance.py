@@ -177,6 +177,7 @@ def test_every_model_and_task_has_a_row():
     ours = {name: row for name, row in TABLE.items() if name not in ELSEWHERE}
     assert modules - blocks == {type(row.model) for row in ours.values()} - {Normed, tuple}
     wrappers = {averaged_over, tasks.as_model, tasks.supervised, tasks.freeze, tasks.lora, tasks.merge_lora}
+    wrappers |= {tasks.direction_of}
     factories = {getattr(tasks, name) for name in tasks.__all__} - wrappers
     assert factories == {row.task for row in TABLE.values()} - {autoencoding}
 

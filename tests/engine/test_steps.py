@@ -55,13 +55,21 @@ def test_gradient_descent_and_averages_by_hand():
 
 def test_one_step_is_a_program_without_a_loop():
     step, state = make_train_step(LINE, SGD), start(LINE, SGD)
-    totals = Totals(dict.fromkeys(("loss", "mean_absolute_error"), np.float32(0)), np.int32(-1))
+    zeros = dict.fromkeys(("loss", "mean_absolute_error"), np.float32(0))
+    totals = Totals(zeros, zeros, np.int32(-1))
 
     def program(num_steps: int) -> str:
         rows = np.zeros((num_steps, 2), np.int32)
         return str(jax.make_jaxpr(lambda: scan_steps(step, state, totals, rows, lambda *_: POINTS))())
 
     assert "scan[" not in program(1) and "scan[" in program(2)
+
+
+def test_long_sums_of_metrics_do_not_drift_and_stay_infinite():
+    metrics = {"loss": jnp.float32(0.1), "rare": jnp.float32(np.inf)}
+    start = Totals(*[dict.fromkeys(metrics, np.float32(0))] * 2, np.int32(-1))
+    totals = jax.jit(lambda: jax.lax.fori_loop(0, 10**6, lambda step, totals: totals.add(metrics, step), start))()
+    assert float(totals.sums["loss"]) == pytest.approx(1e5, rel=1e-7) and np.isinf(totals.sums["rare"])
 
 
 def test_step_is_counted_and_keys_stay_apart():

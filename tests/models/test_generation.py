@@ -135,7 +135,7 @@ def distribution(num_draws: int = 4_000, **options: Any) -> np.ndarray:
     [
         ({}, [0.05, 0.4, 0.3, 0.15, 0.1]),
         ({"temperature": 0.5}, np.square(np.exp(LOGITS)) / np.square(np.exp(LOGITS)).sum()),
-        ({"temperature": 0}, [0, 1, 0, 0, 0]),
+        *(({"temperature": small}, [0, 1, 0, 0, 0]) for small in (0, 1e-44, 3e-38, 1e-37, 1e-3)),
         ({"top_k": 1}, [0, 1, 0, 0, 0]),
         ({"top_p": 1e-6}, [0, 1, 0, 0, 0]),
         # 0.4 + 0.3 are less than 0.75, with 0.15 they are enough.

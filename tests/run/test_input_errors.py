@@ -56,6 +56,7 @@ EXPERIMENTS: list[tuple[str, dict[str, Any]]] = [
     ("optimizer, for 'bias', gave a float", {"optimizer": lambda config: {"kernel": optax.sgd(0.1), "bias": 0.1}}),
     ("the model failed without inputs", {"data": lambda: EMPTY}),
     (r"a number an example, \[8\], not \[8, 3\]: take its mean over every", {"task": lambda config: UNREDUCED}),
+    (r"token id -1 of example 0 in train .* ids must be 0 to 4", on(IDS % 5 - 1, CLASSES, task=FAST_TEXT)),
     (r"token id 5 of example 1 in test .* 5 rows", on(IDS % 5, CLASSES, test=(IDS, CLASSES), task=FAST_TEXT)),
     (r"token id 6 of example 1 in train .* Table has 6 rows", on(IDS, CLASSES, task=EMBEDDING)),
     # A vocabulary without a table.

@@ -37,11 +37,14 @@ def test_draws_follow_the_key_and_their_distributions():
     assert decades.sum() == 400 and all(105 < count < 162 for count in decades)
 
 
-def test_draws_are_rounded_and_run_with_listed_values():
-    rate = jn.search.uniform(0.0, 1.0)
-    drawn = jn.search.random(3, 0, rate=rate)
-    assert all(float(f"{point['rate']:.6g}") == point["rate"] for point in drawn), "the printed value runs"
-    points = jn.search.random(2, 0, rate=rate, seed=range(3))
+def test_draws_of_narrow_ranges_are_within_them_and_differ():
+    for low, high, of in ((0.9999991, 0.9999999, jn.search.uniform), (0.12345649, 0.1234566, jn.search.log_uniform)):
+        drawn = [point["rate"] for point in jn.search.random(500, 0, rate=of(low, high))]
+        assert low <= min(drawn) < max(drawn) <= high and len({*drawn}) == 500
+
+
+def test_draws_run_with_listed_values():
+    points = jn.search.random(2, 0, rate=jn.search.uniform(0.0, 1.0), seed=range(3))
     assert [point["seed"] for point in points] == [0, 1, 2, 0, 1, 2] and len(points.values("rate")) == 2
     assert dict(points.scales) == {"rate": "linear", "seed": "nominal"}
 

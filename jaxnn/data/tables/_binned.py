@@ -107,7 +107,10 @@ def learn_bins(
                 weights = np.minimum(weights, most)
             middle = np.cumsum(weights) - weights / 2
             ends = np.flatnonzero(np.diff((middle / weights.sum() * max_bins).astype(int)))
-        return np.asarray(distinct[ends] + (distinct[ends + 1] - distinct[ends]) / 2)
+        low, high = distinct[ends], distinct[ends + 1]
+        with np.errstate(over="ignore"):
+            gap = high - low
+        return np.asarray(np.where(np.isfinite(gap), low + gap / 2, low / 2 + high / 2))
 
     return Bins(tuple(_by_column(learn, values)), tuple(categorical))
 
