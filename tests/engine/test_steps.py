@@ -66,10 +66,14 @@ def test_one_step_is_a_program_without_a_loop():
 
 
 def test_long_sums_of_metrics_do_not_drift_and_stay_infinite():
-    metrics = {"loss": jnp.float32(0.1), "rare": jnp.float32(np.inf)}
-    start = Totals(*[dict.fromkeys(metrics, np.float32(0))] * 2, np.int32(-1))
-    totals = jax.jit(lambda: jax.lax.fori_loop(0, 10**6, lambda step, totals: totals.add(metrics, step), start))()
-    assert float(totals.sums["loss"]) == pytest.approx(1e5, rel=1e-7) and np.isinf(totals.sums["rare"])
+    def step(state: Any, batch: Any) -> Any:
+        return state._replace(step=state.step + 1), {"loss": jnp.float32(0.1), "rare": jnp.float32(np.inf)}
+
+    zeros = dict.fromkeys(("loss", "rare"), np.float32(0))
+    totals, rows = Totals(zeros, zeros, np.int32(-1)), np.zeros((10**6, 1), np.int8)
+    run = jax.jit(lambda state: scan_steps(step, state, totals, rows, lambda *_: POINTS))
+    (_, found) = run(start(LINE, SGD))
+    assert float(found.sums["loss"]) == pytest.approx(1e5, rel=1e-7) and np.isinf(found.sums["rare"])
 
 
 def test_step_is_counted_and_keys_stay_apart():
