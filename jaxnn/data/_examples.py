@@ -1,6 +1,7 @@
 """Checks and conversions of the user's examples: dtypes, shapes, lengths and labels."""
 
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -109,6 +110,8 @@ def model_array(where: str, value: Any, *, is_input: bool, has_examples: bool = 
         array = array.astype(np.int32, copy=False)
         found, fix = "an integer beyond int32", "renumber, or give floats"
     elif jnp.issubdtype(array.dtype, np.floating):
+        if has_examples:
+            check_resolution(f"the values of {where}", array)
         with np.errstate(over="ignore"):
             array = array.astype(np.float32, copy=False)
         bad = ~np.isfinite(array)
@@ -121,6 +124,20 @@ def model_array(where: str, value: Any, *, is_input: bool, has_examples: bool = 
             found += f" in example {rows.argmax()} (such examples: {rows.sum():,})"
         raise DataError(f"{where}: {found}; {fix}.")
     return array
+
+
+def check_resolution(what: str, values: np.ndarray) -> None:
+    """Raises DataError if float32 rounds ``values [rows, ...]`` by more than a thousandth of a column's deviation."""
+    if values.dtype.itemsize < 8:
+        return
+    columns = values.reshape(len(values), -1)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of columns that are missing as a whole
+        deviations, largest = np.nanstd(columns, axis=0), np.nanmax(np.abs(columns), axis=0)
+        # Half of float32's spacing near the largest value bounds the rounding, which is rarely worth to be computed.
+        for column in columns.T[(deviations > 0) & (largest * 2.0**-24 > 1e-3 * deviations)]:
+            if np.nanstd(column - column.astype(np.float32)) > 1e-3 * np.nanstd(column):
+                raise DataError(f"float32 cannot tell {what} apart: subtract their mean.")
 
 
 def check_alike(what: str, example: Examples, other: str, model: Examples) -> None:

@@ -19,6 +19,7 @@ from jaxnn.data._grain import Batches, exit_if_unguarded, open_batches
 from jaxnn.types import ENDLESS, ConfigError, DataError, Examples, Splits, check_int, cpu_count
 
 _MOST_WORKERS = 8  # each takes about 220 MB of memory, half of it shared
+_FEW = 32  # examples of float64 that are read at the start
 _FINGERPRINT_EXAMPLES = 16  # of a reader without a `fingerprint` method
 
 type HostAugmentation = Callable[[np.random.Generator, np.ndarray], Any]
@@ -122,8 +123,17 @@ class StreamSource(IndexedSource):
 
     @functools.cached_property
     def like(self) -> Examples:
-        """Example 0."""
-        return self.example(0)
+        """Example 0; of float64 a few others are read too, to see whether float32 tells them apart."""
+        first = self._given(0)
+        places = jax.tree.leaves_with_path(first)
+        if any(getattr(leaf, "dtype", type(leaf)) in (np.float64, float) for _, leaf in places):
+            indices = np.unique(np.linspace(0, len(self.reader) - 1, _FEW).astype(int))
+            few = [jax.tree.leaves(self._given(index)) for index in indices.tolist()]
+            for (path, _), column in zip(places, zip(*few, strict=False), strict=False):
+                if len({np.shape(leaf) for leaf in column}) == 1:
+                    name = f"the values of {self.split}{jax.tree_util.keystr(path)}"
+                    _examples.check_resolution(name, np.asarray(column))
+        return self._converted(0, first)
 
     @functools.cached_property
     def targets(self) -> Any:
@@ -140,9 +150,14 @@ class StreamSource(IndexedSource):
 
     def example(self, index: int) -> Examples:
         """Returns the example at ``index`` with dtypes as of `jaxnn.data.arrays`; DataError if it cannot be used."""
+        return self._converted(index, self._given(index))
+
+    def _given(self, index: int) -> Any:
+        with errors_named(f"reading example {index} of {self.split}"):
+            return self.reader[index]
+
+    def _converted(self, index: int, given: Any) -> Examples:
         where = f"example {index} of {self.split}"
-        with errors_named(f"reading {where}"):
-            given = self.reader[index]
         example = _examples.as_examples(where, given, "the {one} of {split}", has_examples=False)
         if _examples.is_integers(example.targets):
             _examples.check_label_range(self.split, example.targets[None], self.num_classes, first=index)

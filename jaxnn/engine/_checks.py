@@ -59,7 +59,36 @@ def check_parts(experiment: Experiment[Any]) -> None:
         own_step(experiment.step, task, optimizer, experiment.config)
 
 
-def unchecked_parts(programs: Programs, *, evaluated: bool) -> str | None:
+def notes_on(programs: Programs, splits: Splits) -> list[tuple[str, str]]:
+    """What a user should know before the first step, as name and text; raises ConfigError as `_unchecked_parts`."""
+    found, train = list[tuple[str, str]](), splits.train.examples
+    if unchecked := _unchecked_parts(programs, evaluated=splits.eval_split is not None):
+        found.append(("not checked", unchecked))
+    for name, source in splits.named().items():
+        if name != "train" and train is not None and source.examples is not None:
+            if _holds(train.inputs, source.examples.inputs):
+                found.append(("leak", f"the rows of {name} are among those of train: it says nothing about new data"))
+    if getattr(programs.spec.experiment.config, "learning_rate", None) == 0 and "learning_rate" not in programs.values:
+        found.append(("learning rate", "it is 0: the parameters stay as they are"))
+    return found
+
+
+def _holds(whole: Any, part: Any) -> bool:
+    """Whether the rows of ``part`` are the first or the last ones of ``whole``."""
+
+    def equal(rows: slice) -> bool:
+        # The first row alone tells most sets apart.
+        few = jax.tree.map(lambda a, b: np.array_equal(a[rows][:1], b[:1]), whole, part)
+        return jax.tree.all(few) and jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a[rows], b), whole, part))
+
+    leaves, others = jax.tree.leaves(whole), jax.tree.leaves(part)
+    if not leaves or any(a.shape[1:] != b.shape[1:] or len(a) < len(b) for a, b in zip(leaves, others, strict=True)):
+        return False
+    size = len(others[0])
+    return size > 1 and (equal(slice(size)) or equal(slice(len(leaves[0]) - size, None)))
+
+
+def _unchecked_parts(programs: Programs, *, evaluated: bool) -> str | None:
     """Checks what a task's traced programs show; returns what they do not show, and how to check that once.
 
     ConfigError if its own evaluation returns means or counts padding, or it draws random numbers itself under `pmap`.

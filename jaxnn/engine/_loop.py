@@ -4,13 +4,16 @@ import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+import optax
 
 from jaxnn.engine._states import EMPTY, arrange, bring_back
 from jaxnn.engine._trainer import RUNNING, Trainer
 from jaxnn.engine._windows import WindowResult, run_windows, with_tails
 from jaxnn.parallel import StopVote
 from jaxnn.tasks import derived_metrics
+from jaxnn.types import ConfigError, warn
 
 
 class WindowReport(NamedTuple):
@@ -95,6 +98,28 @@ def train(
                 for row in block.rows:
                     trainer.logs[row].status = RUNNING
                 raise
+    if all(log.status == "finished" for log in trainer.logs):
+        _check_accumulated(trainer)
+
+
+def _check_accumulated(trainer: Trainer) -> None:
+    """Warns of gradients that were accumulated and not applied at the end; ConfigError if none ever was."""
+    state = trainer.state if trainer.vmapped is None else trainer.host_states().states
+    kinds = jax.tree.leaves(state.opt_state, is_leaf=lambda part: isinstance(part, optax.MultiStepsState))
+    for part in kinds:
+        if isinstance(part, optax.MultiStepsState):
+            left, updates = (int(np.max(jax.device_get(count))) for count in (part.mini_step, part.gradient_step))
+            steps = trainer.plan.num_steps
+            if not updates:
+                raise ConfigError(
+                    f"no parameter was updated: num_steps={steps} is less than one accumulation of gradients: raise "
+                    "num_steps, which counts batches, or accumulate fewer."
+                )
+            if left:
+                warn(
+                    f"the gradients of the last {left} of {steps} steps were accumulated and not applied: make "
+                    "num_steps a multiple of the steps of an accumulation."
+                )
 
 
 def _train_block(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxnn.data import steps_per_epoch
-from jaxnn.engine._checks import unchecked_parts
+from jaxnn.engine._checks import notes_on
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._feed import make_feed
 from jaxnn.engine._options import RunOptions, make_plan, named_probes, num_evaluated, resolve_cadences
@@ -90,7 +90,7 @@ def open_trainer(
         # Fails in each if some process computes something else, or on other data.
         named = {text: str(trainer.fingerprint[part])[:8] for part, text in {**PARTS, "data": "the data"}.items()}
         all_agree("code or data", named | describe_devices()["versions"] | jax_flags())
-    trainer.unchecked = unchecked_parts(programs, evaluated=splits.eval_split is not None)
+    trainer.notes = notes_on(programs, splits)
     if members is None:
         _open_run(trainer, steps_per_call)
     else:

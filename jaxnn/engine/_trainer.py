@@ -69,7 +69,7 @@ class Trainer:
     numbers: tuple[int, ...] | None = None
     vmapped: VmapPlan | None = None  # how members are arranged; None: a run
     seconds_per_step: Mapping[int, float] = dataclasses.field(default_factory=dict)  # of a run, by steps per call
-    unchecked: str | None = None  # what the traced programs of the task do not show, and how to check it
+    notes: Sequence[tuple[str, str]] = ()  # what the user should know before the first step, as name and text
     # The newest state that is not in flight: of a run on the devices, of a population on the host; None until made.
     state: Any = None
     record: records.Record | None = None  # the open directory that metrics go to, or None

@@ -62,7 +62,7 @@ def startup_report(
         ("implementations", ", ".join(used) or None),
         ("steps per call", f"{steps_per_call} ({tried})" if tried else str(steps_per_call)),
         ("hint", speed_hint(trainer)),
-        ("not checked", trainer.unchecked),
+        *trainer.notes,
         ("record", record),
         ("resumed", continued),
     ]

@@ -266,5 +266,5 @@ def group_rows(plan: SweepPlan, group: Group) -> list[tuple[str, str]]:
         ("a member takes", format_bytes(trainer.programs.member_bytes)),
         *(("plan", line) for line in choice.lines()),
         ("vmap size", f"{choice.size}{devices}, {chunks}, {trainer.plan.steps_per_call} steps per call"),
-        *([("not checked", unchecked)] if (unchecked := trainer.unchecked) else []),
+        *trainer.notes,
     ]

@@ -356,6 +356,8 @@ class Sweep:
             best = self.best()
             metrics = ", ".join(f"{name} {show(value)}" for name, value in best.final.items())
             rule = f"{'highest' if self.higher_is_better else 'lowest'} final {self.monitor}"
+            if self.monitor.startswith("test_"):
+                rule += ", chosen on test"
             rows.append(("best" if best.complete else "best so far", f"{best}, by the {rule}: {metrics}"))
         except ConfigError:
             rows.append(("best", f"no member has a result in {self.monitor}"))

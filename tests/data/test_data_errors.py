@@ -20,6 +20,7 @@ from tests.data.test_tables import COLUMNS, OPTIONS, TEST
 from tests.data.test_text_sets import REVIEWS, SHORT, TRAIN
 from tests.data.written import write, write_all
 
+SECONDS = 1.7e9 + np.arange(40) / 7  # since 1970
 GOOD = (np.zeros((5, 2), np.float32), np.zeros(5, np.int32))
 LABELS = (GOOD[0], np.array([0, 1, 2, 3, 2]))
 TOKENS = (GOOD[0], np.array([[0, 1], [1, 7], [0, 0], [0, 0], [0, 0]]))
@@ -56,12 +57,18 @@ ARRAYS = [
     ({"train": HALVES}, r"4 inputs\['a'\] but 3 inputs\['b'\]"),
     ({"train": {"a": HALVES["a"]}, "test": {"b": HALVES["a"]}}, r"inputs of test has \['b'\] but .* has \['a'\]"),
     ({"train": ({}, [1])}, "train has no inputs"),
+    (
+        {"train": (SECONDS[:, None], GOOD[1].repeat(8))},
+        "float32 cannot tell the values of train inputs apart: subtract",
+    ),
+    ({"train": (GOOD[0].repeat(8, 0), SECONDS)}, "float32 cannot tell the values of train targets apart"),
 ]
 READERS = [
     ({"train": {1, 2}}, "train must be a reader .* the set has no __getitem__: add random access"),
     ({"train": Counting(), "test": []}, "test is empty: its reader's length is 0"),
     ({"train": range(2**40)}, "train has 1,099,511,627,776 examples: give each once"),
     ({"train": (np.zeros((5, 2)), np.zeros(5))}, r"train is a tuple of arrays .*: use jn\.data\.arrays"),
+    ({"train": [(IMAGE, second) for second in SECONDS]}, r"the values of train\[1\] apart"),
     ({"train": [(1, 2, 3)]}, r"example 0 of train must be a pair \(inputs, targets\), or .* not a tuple of 3"),
     ({"train": Counting(at0=OSError("gone"))}, r"reading example 0 of train failed with OSError: gone \(test_"),
     ({"train": [(0, np.inf)]}, r"the target of example 0 of train: NaN or infinity \(as float32\)"),
@@ -73,6 +80,11 @@ READERS = [
     ({"train": Counting(), "validation": [(IMAGE, 0.5)]}, "the target of example 0 of validation is float32"),
 ]
 TABLES = [
+    ({"target": "age", "age": SECONDS[:4]}, "float32 cannot tell the values of train: the target 'age' apart"),
+    (
+        {name: [f"id{row}" for row in range(21)] for name in COLUMNS} | {"kind": list("aab" * 7)},
+        "'id0': add it to drop if it is an id",
+    ),
     ({"target": "knd"}, "train has no column 'knd': did you mean 'kind'"),
     ({"kind": [1, 0, 1, 0]}, "the target 'kind' is integers: say classification=True"),
     ({"kind": ["a"] * 4}, "the target 'kind' has 1 classes"),

@@ -69,6 +69,40 @@ def test_categories_are_spelled_alike_in_every_file(tmp_path):
     assert splits.class_names == ("0.1", "0.2") and np.isnan(splits.train.examples.inputs["numbers"][0, 0])
 
 
+def test_names_of_a_file_are_its_own(tmp_path):
+    pandas: Any = pytest.importorskip("pandas")
+    frame, path = pandas.DataFrame({"a": range(4), " b ": [2, 1, 4, 3], "y": [0, 1, 1, 0]}), tmp_path / "t.csv"
+    frame.to_csv(path)
+    how: dict[str, Any] = {"target": "y", "classification": True}
+    with pytest.warns(UserWarning, match="train: column 1 has no name, as frame.to_csv writes its index, and is left"):
+        assert jn.data.table(path, **how).train.columns.numbers == ("a", "b")
+    path.write_text("x,b,x,y\n1,2,3,0\n2,3,4,1\n")
+    with pytest.raises(DataError, match="t.csv cannot be read .it has 2 columns called 'x'"):
+        jn.data.table(path, **how)
+
+
+def test_categories_of_another_spelling_are_the_same_and_unknown_ones_are_said(tmp_path):
+    pytest.importorskip("pandas")
+    write = {"train": ("1", "02", "True", "1.10"), "test": ("1.0", "02", "TRUE", "1.10"), "other": ("9",) * 5}
+    for name, zones in write.items():
+        rows = "".join(f"{zone},{row}.5\n" for row, zone in enumerate(zones))
+        (tmp_path / f"{name}.csv").write_text(f"zone,y\n{rows}")
+    how: dict[str, Any] = {"target": "y", "categorical": "zone"}
+    splits: Any = jn.data.table(tmp_path / "train.csv", test=tmp_path / "test.csv", **how)
+    assert splits.train.columns.categories["zone"] == ("02", "1", "1.10", "True")
+    ids = (splits.train.examples.inputs["categories"], splits.test.examples.inputs["categories"])
+    np.testing.assert_array_equal(*ids)
+    with pytest.warns(UserWarning, match="test: no value of column 'zone', such as '9', is a category of the training"):
+        jn.data.table(tmp_path / "train.csv", test=tmp_path / "other.csv", **how)
+
+
+@pytest.mark.parametrize("twin", (np.arange(40) % 2, np.where(np.arange(40) % 2, "yes", "no")))
+def test_a_column_that_tells_the_target_is_named(twin):
+    given = {"x": np.arange(40.0), "twin": twin, "y": np.arange(40) % 2}
+    with pytest.warns(UserWarning, match="column 'twin' tells the target 'y' in every row: drop it"):
+        jn.data.table(given, target="y", classification=True)
+
+
 def test_a_polars_frame_is_the_same_table():
     check(jn.data.table(pytest.importorskip("polars").DataFrame(COLUMNS), **OPTIONS))
 

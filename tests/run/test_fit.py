@@ -100,6 +100,31 @@ def test_augmentation_differs_by_step_and_repeats_by_run():
     np.testing.assert_array_equal(tiny.fit(experiment, report_every=1, steps_per_call=1).metrics["train_loss"], first)
 
 
+def test_leaks_and_a_rate_of_zero_are_said_before_training(capsys):
+    inputs, labels = tiny.points(37)
+    for name, test in (
+        ("all", (inputs, labels)),
+        ("the last", (inputs[30:], labels[30:])),
+        ("none", tiny.points(37, 1)),
+    ):
+        data = jn.data.arrays((inputs, labels), test=test)
+        tiny.fit(tiny.experiment(data=data, num_steps=5, learning_rate=0.1 * (name == "none")), progress="plain")
+        said = capsys.readouterr().out
+        assert ("the rows of test are among those of train" in said) == (name != "none")
+        assert ("it is 0: the parameters stay as they are" in said) == (name != "none")
+
+
+def test_accumulated_gradients_that_no_update_used_are_said():
+    def accumulating(num_steps: int) -> jn.Run:
+        optimizer = jn.optim.with_accumulation(optax.sgd(0.1), 4)
+        return tiny.fit(tiny.experiment(optimizer=lambda config: optimizer, num_steps=num_steps), steps_per_call=1)
+
+    with pytest.raises(jn.ConfigError, match="no parameter was updated: num_steps=3 is less than one accumulation"):
+        accumulating(3)
+    with pytest.warns(UserWarning, match="the gradients of the last 2 of 6 steps were accumulated and not applied"):
+        accumulating(6)
+
+
 def test_nothing_is_compiled_after_the_first_window_and_the_ledger_has_the_causes(tmp_path):
     events: list[Any] = []
 

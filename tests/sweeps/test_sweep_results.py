@@ -101,7 +101,7 @@ def test_best_is_the_best_complete_member_by_the_monitored_metric(grid):
     assert grid.best().index == 3 and grid.best("test_accuracy").index == 3
     higher = dataclasses.replace(grid, higher_is_better=True)
     assert higher.best().index == 2 and higher.best("train_loss").index == 3
-    assert "member 2 (learning_rate 0.01, seed 2), by the highest final test_loss: " in repr(higher)
+    assert "member 2 (learning_rate 0.01, seed 2), by the highest final test_loss, chosen on test: " in repr(higher)
     assert edited(grid, 0, best={"step": 5, "test_loss": 0.1}).best().index == 3, "last values count"
     without_result: list[dict[str, Any]] = [{"final": {"test_loss": value}} for value in (math.nan, -math.inf)]
     without_result += [{"status": name} for name in ("diverged", "failed", "pruned", "interrupted", "running")]
@@ -250,7 +250,7 @@ def test_summary_has_axes_throughput_best_and_errors(grid):
     assert status == "sweep of 6: 5 finished, 1 diverged" and rates == "0.01, 0.1" and path == str(grid.dir)
     assert speed == ["1,234 member steps/s", "2.50 s, 1 program compiled"]
     assert diverged == "member 5 (learning_rate 0.1, seed 2)"
-    assert best.startswith("member 3 (learning_rate 0.1, seed 0), by the lowest final test_loss: train_loss 0.25, ")
+    assert best.startswith("member 3 (learning_rate 0.1, seed 0), by the lowest final test_loss, chosen on test: train")
     for html in (grid._repr_html_(), grid.table()._repr_html_(), grid.group()._repr_html_()):
         assert "<td" in html and "diverged" in html
     assert "no member has a result in test_loss" in repr(edited(grid, status="diverged"))

@@ -11,9 +11,14 @@ from typing import Any
 import numpy as np
 
 from jaxnn.data._arrays import ArraySource, apply_scaling, split_by_fraction
-from jaxnn.data._examples import distinct
+from jaxnn.data._examples import check_resolution, distinct
 from jaxnn.data._files import os_errors_named
-from jaxnn.types import ConfigError, DataError, Examples, Splits, suggest
+from jaxnn.types import ConfigError, DataError, Examples, Splits, suggest, warn
+
+_FEW_ROWS = 5  # from so many on, rows none of which has a known category are no chance
+_ENOUGH_ROWS = 20  # from so many on, texts that are nearly all different, or pairs that always agree, are no chance
+_UNNAMED = "has no name"  # after its number: a column of a CSV file whose header is empty there
+_MOST_DIFFERENT = 0.95  # the share of different texts above which a column is an id
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,16 +49,25 @@ class Columns:
     def apply(self, table: Any, *, names: Sequence[str] | None = None, separator: str = ",") -> dict[str, np.ndarray]:
         """Returns the inputs of a file, a data frame or a dict, which may have more columns; DataError as `table`."""
         kinds = dict.fromkeys(self.numbers, False) | dict.fromkeys(self.categories, True)
-        return self.encode(_read(table, "the table", self.missing, kinds, names=names, separator=separator))
+        found = _read(table, "the table", self.missing, kinds, names=names, separator=separator)
+        return self.encode(found, "the table")
 
-    def encode(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the inputs of columns that are arrays of numbers, and of texts."""
+    def encode(self, columns: Mapping[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
+        """Returns the inputs of columns that are arrays of numbers, and of texts; ``where`` names them in warnings."""
         inputs = {}
         if self.numbers:
             numbers = np.stack([columns[name] for name in self.numbers], axis=1).astype(np.float32)
             inputs["numbers"] = apply_scaling(numbers, *self.scaling) if self.scaling else numbers
         if self.categories:
-            inputs["categories"] = np.stack([_ids(columns[name], known) for name, known in self.categories.items()], 1)
+            ids = {name: _ids(columns[name], known) for name, known in self.categories.items()}
+            for name, known in self.categories.items():
+                given = [text for text in columns[name] if text]
+                if len(given) >= _FEW_ROWS and not ids[name].any():
+                    warn(
+                        f"{where}: no value of column {name!r}, such as {given[0]!r}, is a category of the training "
+                        f"rows, such as {known[0]!r}."
+                    )
+            inputs["categories"] = np.stack([*ids.values()], 1)
         return inputs
 
 
@@ -82,7 +96,9 @@ def table(
 
     Inputs are a dict of ``numbers`` float32 ``[columns]``, NaN where missing, and ``categories`` int32 ``[columns]``,
     ids from 1, and 0 where missing or not in the training rows; without such columns it lacks the key. Texts, booleans
-    and pandas' categories are categories. `standardize` prepares the numbers for networks; `binned` takes them as
+    and pandas' categories are categories; ``1.0`` is written as ``1``, and ``TRUE`` as ``True``. A column of a CSV file
+    without a name, as of an index, is left out with a warning, and so is named a column that tells the target.
+    `standardize` prepares the numbers for networks; `binned` takes them as
     they are. ``splits.train.columns`` are the `Columns`. Files need ``pip install "jaxnn[tables]"``.
 
     >>> columns = {"age": [25, None, 40], "job": ["cook", "nurse", "cook"], "pay": [1.5, 2.5, 3.0]}
@@ -104,7 +120,8 @@ def table(
 
     Raises:
         ConfigError: pandas or pyarrow, which read files, are not installed.
-        DataError: a file that cannot be read, or a column that cannot be used; a target that is missing in some row,
+        DataError: a file that cannot be read, or a column that cannot be used, such as texts that are different in
+            every row and equal names in a file; a target that is missing in some row,
             has one class, too many, or one that is not in ``train``; fractions that leave nothing to train on.
     """
     # The first are what is missing in NumPy, Python and pandas, as texts.
@@ -127,14 +144,17 @@ def table(
     fractions: Any = {split: value or 0.0 for split, value in given.items() if isinstance(value, int | float | None)}
     index: Any = range(len(values))
     rows = {split: part for split, (_, part) in split_by_fraction(index, np.array(index), fractions, seed).items()}
-    columns = _determine({name: one[rows["train"]] for name, one in whole.items() if name != target}, absent, known)
+    others = {name: one for name, one in whole.items() if name != target}
+    columns = _determine({name: one[rows["train"]] for name, one in others.items()}, absent, known)
+    if telling := [name for name, one in others.items() if _tells(one, values)]:
+        warn(f"column {telling[0]!r} tells the target {target!r} in every row: drop it unless it is known beforehand.")
     tables = {"train": (whole, rows)}
     for split in given.keys() - fractions.keys():
         kinds = {name: one.dtype == object for name, one in whole.items()}
         tables[split] = _read(given[split], split, absent, kinds, **file), {split: slice(None)}
     sources: dict[str, Any] = {}
     for where, (one, parts) in tables.items():
-        inputs, targets = columns.encode(one), _targets(one[target], f"{where}: the target {target!r}", classes)
+        inputs, targets = columns.encode(one, where), _targets(one[target], f"{where}: the target {target!r}", classes)
         for split, part in parts.items():
             examples = Examples({key: array[part] for key, array in inputs.items()}, targets[part])
             sources[split] = TabularSource(examples, columns=columns)
@@ -151,11 +171,16 @@ def _determine(
     numbers, categories = [], {}
     for name, values in train.items():
         if values.dtype != object and not np.isnan(values).all():
-            if np.nanstd(values - values.astype(np.float32)) > 1e-3 * np.nanstd(values):
-                raise DataError(f"float32 cannot tell the values of column {name!r} apart: subtract their mean.")
+            check_resolution(f"the values of column {name!r}", values)
             numbers.append(name)
             continue
         categories[name] = found = distinct({*values.tolist()} - {""}) if values.dtype == object else ()
+        num_given = int((values != "").sum()) if found else 0
+        if name not in categorical and len(found) > max(_ENOUGH_ROWS, _MOST_DIFFERENT * num_given):
+            raise DataError(
+                f"column {name!r} has {len(found):,} different texts in {num_given:,} training rows, such as "
+                f"{found[0]!r:.40}: add it to drop if it is an id, or to categorical."
+            )
         if not found:
             raise DataError(f"column {name!r} has no value in any training row: add it to drop.")
         texts = [text for text in found if not _is_number(text)]
@@ -169,8 +194,21 @@ def _determine(
     return Columns(tuple(numbers), categories, missing)
 
 
+def _tells(values: np.ndarray, target: np.ndarray) -> bool:
+    """Whether a column is the target in every row, or has a value of its own for each class or repeated number."""
+    if len(target) <= _ENOUGH_ROWS or len(values) != len(target):
+        return False
+    if values.dtype == target.dtype and np.array_equal(values, target):
+        return True
+    pairs = {*zip(values.tolist(), target.tolist(), strict=True)}
+    sizes = {len(pairs), len({*values.tolist()}), len({*target.tolist()})}
+    return len(sizes) == 1 and 1 < len(pairs) < len(target) / 2
+
+
 def _targets(values: np.ndarray, where: str, classes: tuple[str, ...]) -> np.ndarray:
     """Returns labels int32 ``[rows]``, or numbers float32 ``[rows]`` if there are no classes."""
+    if not classes:
+        check_resolution(f"the values of {where}", values)
     targets = _ids(values, classes) - 1 if classes else values.astype(np.float32)
     wrong = targets < 0 if classes else np.isnan(targets)
     if wrong.any():
@@ -204,6 +242,11 @@ def _read(
     if lacking := [name for name in (*kinds, *(drop or ())) if name not in given]:
         raise DataError(f"{where} has no column {lacking[0]!r}: {suggest(lacking[0], map(str, given))}.")
     wanted = kinds if drop is None else [name for name in given if name not in drop or name in kinds]
+    if unnamed := [name for name in wanted if name.endswith(_UNNAMED)] if drop is not None else []:
+        warn(
+            f"{where}: {unnamed[0]}, as frame.to_csv writes its index, and is left out: name it in the file to use it."
+        )
+        wanted = [name for name in wanted if name not in unnamed]
     columns = {name: _convert(table[name], kinds.get(name), missing, f"{where}: column {name!r}") for name in wanted}
     lengths = {name: len(column) for name, column in columns.items()}
     if len({*lengths.values()}) != 1 or 0 in lengths.values():
@@ -229,7 +272,7 @@ def _convert(given: Any, category: bool | None, missing: tuple[str, ...], where:
     if category or values.dtype.kind not in "iuf":
         # Integers are floats in a column where some are missing.
         items = (int(x) if isinstance(x, float) and x.is_integer() else x for x in values.tolist())
-        found = ["" if text in missing else text for text in (str(item).strip() for item in items)]
+        found = ["" if text in missing else _spelled(text) for text in (str(item).strip() for item in items)]
         if category:
             return np.array(found, object)
         try:
@@ -243,6 +286,14 @@ def _convert(given: Any, category: bool | None, missing: tuple[str, ...], where:
     if infinite.any():
         raise DataError(f"{where} is infinite, as float32, in row {infinite.argmax()}: fix it, or make it missing.")
     return np.asarray(values)
+
+
+def _spelled(text: str) -> str:
+    """A category as Python writes it: ``1`` for ``1.0``, ``True`` for ``TRUE``; leading zeros and ``1.10`` stay."""
+    if text.lower() in ("true", "false"):
+        return text.capitalize()
+    whole, _, decimals = text.partition(".")
+    return whole if decimals and not decimals.strip("0") and _is_number(whole) else text
 
 
 def _is_number(text: str) -> bool:
@@ -266,8 +317,16 @@ def _read_file(
             return pandas.read_parquet(path)
         with warnings.catch_warnings():
             warnings.simplefilter("error", pandas.errors.ParserWarning)  # rows longer than the header
-            how = {"index_col": False, "skipinitialspace": True, "dtype": str, "na_values": [*missing]}
-            frame = pandas.read_csv(path, sep=separator, names=names, **how)
+            how: Any = {"sep": separator, "index_col": False, "skipinitialspace": True, "dtype": str}
+            header = None
+            if names is None:
+                # pandas would rename columns of equal names, and those without one.
+                first = pandas.read_csv(path, header=None, nrows=1, keep_default_na=False, **how)
+                header, names = 0, [str(name).strip() for name in first.iloc[0]]
+                if twice := [name for name in names if name and names.count(name) > 1]:
+                    raise ValueError(f"it has {names.count(twice[0])} columns called {twice[0]!r}")
+                names = [name or f"column {number} {_UNNAMED}" for number, name in enumerate(names, 1)]
+            frame = pandas.read_csv(path, header=header, names=names, na_values=[*missing], **how)
         for name in frame.columns:
             if not kinds.get(name):  # a category keeps its leading zeros in every file
                 with contextlib.suppress(ValueError):
