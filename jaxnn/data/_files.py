@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from jaxnn.types import DataError
+from jaxnn.types import DataError, warn
 
 type PathLike = str | os.PathLike[str]
 type Listing = dict[str, dict[str, list[str]]]  # the names of files by the split's folder and by class
@@ -137,9 +137,9 @@ def decoded(data: bytes, where: str) -> str:
 
 @os_errors_named()
 def list_folder(root: Path, suffixes: tuple[str, ...], classes: Collection[str] = ()) -> Listing:
-    """Lists the files ``root/{train,val,validation,test}/<class>/*`` with ``suffixes``, of all or some ``classes``.
+    """Lists the files ``root/{train,val,validation,test}/<class>/**`` with ``suffixes``, of all or some ``classes``.
 
-    Without these folders ``root/<class>/*``, as those of `FLAT`.
+    Without these folders ``root/<class>/**``, as those of `FLAT`. Warns of files that are left out.
     """
     if not root.is_dir():
         raise DataError(f"{root.absolute()} is not a folder: give the folder that contains train/ or class folders.")
@@ -148,12 +148,19 @@ def list_folder(root: Path, suffixes: tuple[str, ...], classes: Collection[str] 
         return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
     listing: Listing = {}
+    left_out: list[Path] = []
     for split in [split for split in _SPLIT_FOLDERS if split != FLAT and (root / split).is_dir()] or [FLAT]:
         listing[split] = {}
         for kind in visible(root / split):
             if kind.is_dir() and (not classes or kind.name in classes):
-                files = [file.name for file in visible(kind) if file.name.lower().endswith(suffixes)]
-                listing[split][kind.name] = files
+                paths = [path for path in kind.rglob("*") if not path.is_dir()]
+                seen = [path for path in paths if not any(part[0] == "." for part in path.relative_to(kind).parts)]
+                files = [path for path in seen if path.name.lower().endswith(suffixes)]
+                listing[split][kind.name] = [path.relative_to(kind).as_posix() for path in files]
+                left_out += [path for path in seen if not path.name.lower().endswith(suffixes)]
+    # A class without any file is an error, which says as much.
+    if left_out and all(files for kinds in listing.values() for files in kinds.values()):
+        warn(f"{len(left_out):,} files are left out, such as {left_out[0]}: they do not end in {', '.join(suffixes)}.")
     return listing
 
 

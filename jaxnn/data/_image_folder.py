@@ -13,7 +13,7 @@ from jaxnn.data._stream import HostAugmentation
 from jaxnn.data._stream import stream as stream_readers
 from jaxnn.types import ConfigError, DataError, Splits
 
-_SUFFIXES = (".jpg", ".jpeg", ".png")
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 # With any suffix. Other formats are refused: for PostScript, Pillow starts a program.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 
@@ -30,8 +30,10 @@ def image_folder(
     num_workers: int | None = None,
     augment: HostAugmentation | None = None,
 ) -> Splits:
-    """Reads images in ``path/{train,val,test}/<class>/*.{jpg,jpeg,png}``, or in ``path/<class>/*``, of one size.
+    """Reads images in ``path/{train,val,test}/<class>/``, or in ``path/<class>/``, as arrays of one size.
 
+    They are the files ending in jpg, jpeg, png, webp, bmp, gif, tif or tiff, also in folders within; others are left
+    out with a warning.
     ``val/`` may also be called ``validation/``; it and ``test/`` may be missing. Without ``train/``, fractions
     ``validation`` and ``test`` of all images are split off at random by ``seed``. Labels number the classes in the
     order of their names; examples are ordered by class, then by file name. Each image is decoded as by `read_image`. By

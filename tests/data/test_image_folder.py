@@ -44,6 +44,9 @@ def test_images_are_ordered_by_class_then_by_name(root):
     np.testing.assert_array_equal(targets, [0, 0, 1])
     assert (splits.class_names, splits.name) == (("cats", "dogs"), root.name)
     assert splits.validation.num_examples == 2 and splits.test is None
+    save(root / "train" / "cats" / "old" / "z.webp", BLUE)
+    nested = image_folder(root, (5, 7)).train
+    assert nested.targets.tolist() == [0, 0, 0, 1], "in a folder within, of another format"
 
 
 def test_height_comes_first_resizing_is_bilinear_and_images_are_turned_upright(tmp_path):

@@ -65,11 +65,12 @@ def write_archive(path: Path, files: dict[str, str] = REVIEWS) -> Path:
 
 
 def test_folders_are_read_by_class_then_by_name(tmp_path, monkeypatch):
-    # Other and hidden files are ignored.
+    # Other files are left out with a warning, hidden ones without.
     ignored = {"train/neg/a.md": "x", "train/neg/._a.txt": "x", "train/.cache/a.txt": "x"}
     root, listed = write_all(tmp_path / "films", REVIEWS | ignored), Path.iterdir
     monkeypatch.setattr(Path, "iterdir", lambda path: iter(sorted(listed(path), reverse=True)))
-    check(splits := text_folder(root, SHORT))
+    with pytest.warns(UserWarning, match=r"1 files are left out, such as .*a\.md: they do not end in \.txt"):
+        check(splits := text_folder(root, SHORT))
     assert splits.name == "films"
 
 
