@@ -279,6 +279,8 @@ def experiment[Config](
     """
 
     def checked(config: Any) -> Boosting:
+        if jax.config.jax_enable_x64:
+            raise ConfigError("boosted trees are of float32: turn jax_enable_x64 off, as their estimators do.")
         made = booster(config)
         if made.num_trees < config.num_steps:
             raise ConfigError(f"boosting has num_trees={made.num_trees}, and the config num_steps={config.num_steps}.")

@@ -56,14 +56,18 @@ class _GradientBoosting(BaseEstimator):
         tags.input_tags.allow_nan = True
         return tags
 
-    def _train(self, inputs: np.ndarray, targets: np.ndarray, sample_weight: Any) -> Self:
-        weights = np.ones(len(inputs), np.float32)
-        if sample_weight is not None:
-            given = [sample_weight] * len(inputs) if isinstance(sample_weight, int | float) else sample_weight
-            weights = check_array(given, ensure_2d=False, dtype=np.float32, ensure_non_negative=True)
-            check_consistent_length(inputs, weights)
-            if weights.ndim != 1 or not weights.any():
-                raise DataError("sample_weight must be a number for each row, [rows], and one weight not zero.")
+    def _weights(self, inputs: np.ndarray, sample_weight: Any) -> np.ndarray:
+        """The weight of each row; one of weight 0 must count for nothing, neither in training nor in a check."""
+        if sample_weight is None:
+            return np.ones(len(inputs), np.float32)
+        given = [sample_weight] * len(inputs) if isinstance(sample_weight, int | float) else sample_weight
+        weights: np.ndarray = check_array(given, ensure_2d=False, dtype=np.float32, ensure_non_negative=True)
+        check_consistent_length(inputs, weights)
+        if weights.ndim != 1 or not weights.any():
+            raise DataError("sample_weight must be a number for each row, [rows], and one weight not zero.")
+        return weights
+
+    def _train(self, inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Self:
         objective, num_classes = self._objective(), len(getattr(self, "classes_", ()))
         if not isinstance(objective, Objective):
             raise ConfigError(f"objective must be one as jn.trees.huber(), not {objective!r}.")
@@ -73,8 +77,16 @@ class _GradientBoosting(BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         rows, others = np.flatnonzero(weights), np.empty(0, int)
         if self.patience is not None:
+            alone = np.zeros(len(rows), bool)
+            if num_classes:  # a class of one row cannot be divided: it is trained on
+                alone = (np.bincount(targets[rows]) == 1)[targets[rows]]
+            kept, rows = rows[alone], rows[~alone]
             how = {"stratify": targets[rows] if num_classes else None, "random_state": seed}
-            rows, others = train_test_split(rows, test_size=self.validation_fraction, **how)
+            try:
+                rows, others = train_test_split(rows, test_size=self.validation_fraction, **how)
+            except ValueError as error:
+                raise DataError(f"the rows cannot be divided for patience ({error}): set patience=None.") from error
+            rows = np.concatenate([kept, rows])
         self.bins_ = learn_bins(inputs[rows], max_bins=self.max_bins, categorical=self.categorical)
         table = BinnedSource(Examples({"bins": self.bins_.apply(inputs), "weight": weights}, targets), bins=self.bins_)
         train, validation = (dataclasses.replace(table, examples=table.read(part)) for part in (rows, others))
@@ -84,7 +96,8 @@ class _GradientBoosting(BaseEstimator):
         trees_per_call = 1 if len(others) else self.num_trees
         every: Any = dict.fromkeys(("steps_per_call", "report_every", "eval_every"), trees_per_call)
         made = experiment(_Config(len(rows), self.num_trees, seed), lambda _: data, lambda _: booster)
-        run = fit(made, record=False, progress="none", patience=self.patience, **every)
+        with jax.enable_x64(False):  # trees are of float32, and so are their bits
+            run = fit(made, record=False, progress="none", patience=self.patience, **every)
         self.own_objective_ = self.objective is not None
         self.state_ = jax.device_get({**run.state.params, **run.state.model_state})
         self.state_.pop("scores")  # of the training rows
@@ -144,8 +157,9 @@ class _GradientBoosting(BaseEstimator):
         check_is_fitted(self)
         values = validate_data(self, inputs, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
         trees, far = split_start(self.state_)
-        near = np.asarray(_predict(trees, self.bins_.apply(values), self.fitted_["max_depth"]), np.float64)
-        return np.asarray(self._objective().outputs(near + far))
+        with jax.enable_x64(False):
+            near = np.asarray(_predict(trees, self.bins_.apply(values), self.fitted_["max_depth"]), np.float64)
+            return np.asarray(self._objective().outputs(near + far))
 
 
 _predict = jax.jit(predict_scores, static_argnums=2)
@@ -166,14 +180,18 @@ class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Trains on inputs ``X [rows, columns]``, NaN for missing values, and targets ``y [rows]``."""
         inputs, targets = validate_data(self, X, y, dtype=np.float64, ensure_all_finite="allow-nan", y_numeric=True)
+        if targets.dtype.kind not in "iufb":
+            raise DataError(f"the targets are texts, such as {str(targets[0])!r}: a regressor needs numbers.")
+        weights = self._weights(inputs, sample_weight)
+        counted = weights > 0
         # float32 has room for the differences, wherever the targets are.
-        center = targets.mean() if self.objective is None else 0.0
-        targets = targets - center
-        deviation, known = np.std(targets, dtype=np.float64), targets.astype(np.float32)
-        lost = np.std(targets - known.astype(np.float64)) > 1e-3 * deviation
+        center = targets[counted].mean() if self.objective is None else 0.0
+        targets = np.where(counted, targets - center, 0.0)
+        deviation, known = np.std(targets[counted], dtype=np.float64), targets.astype(np.float32)
+        lost = np.std((targets - known.astype(np.float64))[counted]) > 1e-3 * deviation
         if deviation > 0 and (lost or not 1e-12 < deviation < 1e12):
             raise DataError(f"float32 cannot hold the targets, whose deviation is {deviation:.3g}: standardize them.")
-        self._train(inputs, known, sample_weight)
+        self._train(inputs, known, weights)
         self.state_["start"] += center
         return self
 
@@ -203,7 +221,7 @@ class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):
         self.classes_, labels = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
             raise DataError(f"the targets have one class, {targets.tolist()[0]!r}: classification needs two or more.")
-        return self._train(inputs, labels.astype(np.int32), sample_weight)
+        return self._train(inputs, labels.astype(np.int32), self._weights(inputs, sample_weight))
 
     def _objective(self) -> Objective:
         return self.objective or cross_entropy(len(self.classes_))

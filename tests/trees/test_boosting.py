@@ -165,6 +165,34 @@ def test_constrained_predictions_are_monotone():
     assert (np.diff(found, axis=0) >= 0).all() and (np.diff(found, axis=1) <= 0).all()
 
 
+def test_a_row_of_weight_zero_counts_for_nothing():
+    inputs, targets = table()
+    weights = np.ones(ROWS)
+    weights[0], others = 0, []
+    for target in (0.0, 1e12):
+        targets[0] = target
+        others.append(trees.GradientBoostingRegressor(**FITTED).fit(inputs, targets, weights).predict(inputs))
+    np.testing.assert_array_equal(*others)
+
+
+@pytest.mark.slow
+def test_estimators_are_of_float32_whatever_the_flag(regressor):
+    inputs, targets = table()
+    with jax.enable_x64(True):
+        model = trees.GradientBoostingRegressor(**FITTED).fit(inputs, targets.astype(np.float64) + 1000.3)
+        np.testing.assert_array_equal(model.predict(inputs), regressor.predict(inputs))
+        with pytest.raises(jn.ConfigError, match="boosted trees are of float32: turn jax_enable_x64 off"):
+            tiny.fit(experiment())
+
+
+@pytest.mark.slow
+def test_a_class_of_one_row_is_trained_on():
+    inputs, targets = table()
+    labels = np.where(np.arange(ROWS) == 7, "rare", np.where(targets > 0, "high", "low"))
+    model = trees.GradientBoostingClassifier(**FITTED, patience=2).fit(inputs, labels)
+    assert model.classes_.tolist() == ["high", "low", "rare"]
+
+
 @pytest.mark.slow
 def test_quantiles_are_those_of_the_targets():
     rng = np.random.default_rng(0)
@@ -373,6 +401,9 @@ ERRORS: dict[type[jn.JaxnnError], dict[str, Callable[[], Any]]] = {
         f"set eval_batch_size={len(QUERIES)}": lambda: fit_ranks({"eval_batch_size": 20}),
     },
     jn.DataError: {
+        "the targets are texts, such as 'b': a regressor needs numbers": lambda: trees.GradientBoostingRegressor().fit(
+            table()[0], ["b", "a"] * (ROWS // 2)
+        ),
         "labels must be 0 to 1": lambda: fit_targets(trees.cross_entropy(2), np.arange(ROWS) % 2 + 1),
         "train: a target is -1, below 0": lambda: fit_targets(trees.poisson(), np.full(ROWS, -1.0)),
         "one target a row": lambda: fit_targets(trees.squared_error(), np.zeros((ROWS, 1))),
