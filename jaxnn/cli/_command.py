@@ -13,7 +13,7 @@ from jaxnn import bench as harness
 from jaxnn import sweeps
 from jaxnn.cli._process import INTERRUPTED, exit_on_user_error, one_line_errors
 from jaxnn.cli._script import main, only_compile
-from jaxnn.observe import describe_devices, format_bytes, missing_gpu, printable, text_table
+from jaxnn.observe import describe_devices, format_bytes, known_faults, missing_gpu, printable, text_table
 from jaxnn.record import draw_curves, final_metrics, find_records, is_sweep, read_metrics, read_run
 from jaxnn.run import format_split, open_run
 from jaxnn.types import ConfigError, Experiment, JaxnnError, RecordError, named_object
@@ -57,6 +57,8 @@ def devices() -> None:
     print("versions  " + ", ".join(f"{k} {v}" for k, v in described["versions"].items() if v))
     if reason := missing_gpu():
         print(f"warning   {reason}")
+    for fault in known_faults(described["backend"]):
+        print(f"fault     jaxlib computes wrong numbers for {fault.pattern}: {fault.way_round}")
 
 
 def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:

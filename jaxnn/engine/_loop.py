@@ -8,12 +8,13 @@ import jax
 import numpy as np
 import optax
 
+from jaxnn.data import ArraySource
 from jaxnn.engine._states import EMPTY, arrange, bring_back
 from jaxnn.engine._trainer import RUNNING, Trainer
 from jaxnn.engine._windows import WindowResult, run_windows, with_tails
 from jaxnn.parallel import StopVote
 from jaxnn.tasks import derived_metrics
-from jaxnn.types import ConfigError, warn
+from jaxnn.types import ENDLESS, ConfigError, DataError, Splits, warn
 
 
 class WindowReport(NamedTuple):
@@ -102,6 +103,20 @@ def train(
         _check_accumulated(trainer)
 
 
+def _check_batch(trainer: Trainer, step: int) -> None:
+    """Raises DataError if the batch of ``step``, of data that are only read while training, does not fit the task."""
+    source, programs = trainer.programs.source, trainer.programs
+    if source.examples is not None or source.num_examples == ENDLESS:
+        return
+    config = trainer.experiment.config
+    rows = np.asarray(source.order(config.seed, np.array([step - 1], np.int32), config.batch_size)).reshape(-1)
+    batch = Splits(ArraySource(source.read(rows)))
+    try:
+        programs.task.check(programs.shapes.params, programs.shapes.model_state, programs.batch, batch)
+    except DataError as error:
+        raise DataError(f"the batch of step {step} does not fit the task: {error}") from error
+
+
 def _check_accumulated(trainer: Trainer) -> None:
     """Warns of gradients that were accumulated and not applied at the end; ConfigError if none ever was."""
     state = trainer.state if trainer.vmapped is None else trainer.host_states().states
@@ -186,6 +201,7 @@ def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowR
                 lines[row] |= trainer.probe(result.step)
         if bad_step >= 0:
             trainer.logs[row].error = f"the loss is no longer finite at step {bad_step} of {trainer.plan.num_steps}"
+            _check_batch(trainer, bad_step)
         trainer.settle(row, result.step, diverged=bad_step >= 0)
     trainer.rates.append(rate)
     trainer.report(lines)

@@ -1,6 +1,7 @@
 """Instruments: clocks, compilations, memory, devices, placement, precision, implementations, throughput, tables."""
 
 from jaxnn.observe._clock import Clock, Throughput, steady_throughput
+from jaxnn.observe._faults import known_faults
 from jaxnn.observe._machine import (
     UNOPENED,
     Placement,
@@ -30,4 +31,13 @@ from jaxnn.observe._programs import (
 )
 from jaxnn.types import cpu_count
 
-__all__ = ["cpu_count", "describe_devices", "device_name", "markdown_table", "missing_gpu", "nbytes", "text_table"]
+__all__ = [
+    "cpu_count",
+    "describe_devices",
+    "device_name",
+    "known_faults",
+    "markdown_table",
+    "missing_gpu",
+    "nbytes",
+    "text_table",
+]

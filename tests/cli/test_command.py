@@ -30,6 +30,7 @@ def test_devices_and_commands_are_printed(capsys):
     text = output(capsys, "devices")
     assert re.search(rf"^backend +{jax.default_backend()}", text, re.MULTILINE) and f"jax {jax.__version__}" in text
     assert text.count("\ndevice ") == jax.device_count() and f"jaxnn {jn.__version__}" in text
+    assert text.count("\nfault ") == len(jn.observe.known_faults(jax.default_backend()))
     with pytest.raises(SystemExit) as caught:
         command([])
     text = " ".join(capsys.readouterr().out.split())

@@ -39,6 +39,15 @@ def saved(run_dir: Path) -> list[int]:
     return sorted(int(path.name) for path in (run_dir / "checkpoints").iterdir())
 
 
+def test_a_label_of_a_stream_beyond_the_outputs_is_named():
+    pytest.importorskip("grain")
+    inputs, labels = tiny.points(16)
+    labels[3:] = 3  # of a model with three outputs; the first examples are right
+    data = jn.data.stream(list(zip(inputs, labels, strict=True)), num_workers=0)
+    with pytest.raises(jn.DataError, match=r"the batch of step \d+ does not fit the task: the label 3 of example"):
+        tiny.fit(tiny.experiment(data=data), steps_per_call=1)
+
+
 def test_nonfinite_loss_ends_fit_and_iterate_and_names_the_step(tmp_path):
     path, steps = tmp_path / "run", []
     words = "loss is no longer finite at step 23 of 40.* checkpoint is that of step 20"
