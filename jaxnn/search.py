@@ -148,7 +148,7 @@ def log_uniform(low: float, high: float) -> Distribution:
     """The distribution of floats whose logarithms are uniform; ConfigError unless 0 < ``low`` < ``high``.
 
     >>> jn.search.random(2, 0, learning_rate=jn.search.log_uniform(1e-4, 1e-1)).values("learning_rate")
-    (0.000644704..., 0.00814488...)
+    (0.00064470..., 0.00814488...)
     """
     _check_range("log_uniform", low, high)
     if low <= 0:
