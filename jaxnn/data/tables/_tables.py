@@ -97,9 +97,8 @@ def table(
     Inputs are a dict of ``numbers`` float32 ``[columns]``, NaN where missing, and ``categories`` int32 ``[columns]``,
     ids from 1, and 0 where missing or not in the training rows; without such columns it lacks the key. Texts, booleans
     and pandas' categories are categories; ``1.0`` is written as ``1``, and ``TRUE`` as ``True``. A column of a CSV file
-    without a name, as of an index, is left out with a warning, and so is named a column that tells the target.
-    `standardize` prepares the numbers for networks; `binned` takes them as
-    they are. ``splits.train.columns`` are the `Columns`. Files need ``pip install "jaxnn[tables]"``.
+    without a name, as of an index, is left out with a warning; a column that tells the target is warned of.
+    `standardize` prepares the numbers for networks; `binned` takes them as they are. ``splits.train.columns`` are the `Columns`. Files need ``pip install "jaxnn[tables]"``.
 
     >>> columns = {"age": [25, None, 40], "job": ["cook", "nurse", "cook"], "pay": [1.5, 2.5, 3.0]}
     >>> jn.data.table(columns, target="pay", test=0.3)
@@ -120,9 +119,9 @@ def table(
 
     Raises:
         ConfigError: pandas or pyarrow, which read files, are not installed.
-        DataError: a file that cannot be read, or a column that cannot be used, such as texts that are different in
-            every row and equal names in a file; a target that is missing in some row,
-            has one class, too many, or one that is not in ``train``; fractions that leave nothing to train on.
+        DataError: a file that cannot be read or has equal names, or a column that cannot be used, such as one of texts
+            that differ in every row; a target that is missing in some row, has one class, too many, or one that is not
+            in ``train``; fractions that leave nothing to train on.
     """
     # The first are what is missing in NumPy, Python and pandas, as texts.
     categorical, drop = ([each] if isinstance(each, str) else each for each in (categorical, drop))
@@ -242,7 +241,7 @@ def _read(
     if lacking := [name for name in (*kinds, *(drop or ())) if name not in given]:
         raise DataError(f"{where} has no column {lacking[0]!r}: {suggest(lacking[0], map(str, given))}.")
     wanted = kinds if drop is None else [name for name in given if name not in drop or name in kinds]
-    if unnamed := [name for name in wanted if name.endswith(_UNNAMED)] if drop is not None else []:
+    if unnamed := [name for name in wanted if str(name).endswith(_UNNAMED)] if drop is not None else []:
         warn(
             f"{where}: {unnamed[0]}, as frame.to_csv writes its index, and is left out: name it in the file to use it."
         )
