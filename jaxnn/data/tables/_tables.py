@@ -98,7 +98,8 @@ def table(
     ids from 1, and 0 where missing or not in the training rows; without such columns it lacks the key. Texts, booleans
     and pandas' categories are categories; ``1.0`` is written as ``1``, and ``TRUE`` as ``True``. A column of a CSV file
     without a name, as of an index, is left out with a warning; a column that tells the target is warned of.
-    `standardize` prepares the numbers for networks; `binned` takes them as they are. ``splits.train.columns`` are the `Columns`. Files need ``pip install "jaxnn[tables]"``.
+    `standardize` prepares the numbers for networks; `binned` takes them as they are. ``splits.train.columns`` are the
+    `Columns`. Files need ``pip install "jaxnn[tables]"``.
 
     >>> columns = {"age": [25, None, 40], "job": ["cook", "nurse", "cook"], "pay": [1.5, 2.5, 3.0]}
     >>> jn.data.table(columns, target="pay", test=0.3)
