@@ -1,7 +1,7 @@
 """Checks and conversions of the user's examples: dtypes, shapes, lengths and labels."""
 
+import math
 import re
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -131,11 +131,11 @@ def check_resolution(what: str, values: np.ndarray) -> None:
     if values.dtype.itemsize < 8:
         return
     columns = values.reshape(len(values), -1)
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of columns that are missing as a whole
-        deviations, largest = np.nanstd(columns, axis=0), np.nanmax(np.abs(columns), axis=0)
-        # Half of float32's spacing near the largest value bounds the rounding, which is rarely worth to be computed.
-        for column in columns.T[(deviations > 0) & (largest * 2.0**-24 > 1e-3 * deviations)]:
+    low, high = np.fmin.reduce(columns), np.fmax.reduce(columns)
+    with np.errstate(all="ignore"):
+        # Bounds that need no copy: half of float32's spacing for the rounding, range / √(2 rows) for the deviation.
+        rounding, deviation = 2.0**-24 * np.maximum(-low, high), (high - low) / math.sqrt(2 * len(columns))
+        for column in columns.T[(deviation > 0) & (rounding > 1e-3 * deviation)]:
             if np.nanstd(column - column.astype(np.float32)) > 1e-3 * np.nanstd(column):
                 raise DataError(f"float32 cannot tell {what} apart: subtract their mean.")
 

@@ -155,9 +155,12 @@ def list_folder(root: Path, suffixes: tuple[str, ...], classes: Collection[str] 
             if kind.is_dir() and (not classes or kind.name in classes):
                 paths = [path for path in kind.rglob("*") if not path.is_dir()]
                 seen = [path for path in paths if not any(part[0] == "." for part in path.relative_to(kind).parts)]
-                files = [path for path in seen if path.name.lower().endswith(suffixes)]
-                listing[split][kind.name] = [path.relative_to(kind).as_posix() for path in files]
-                left_out += [path for path in seen if not path.name.lower().endswith(suffixes)]
+                files = listing[split][kind.name] = []
+                for path in seen:
+                    if path.name.lower().endswith(suffixes):
+                        files.append(path.relative_to(kind).as_posix())
+                    else:
+                        left_out.append(path)
     # A class without any file is an error, which says as much.
     if left_out and all(files for kinds in listing.values() for files in kinds.values()):
         warn(f"{len(left_out):,} files are left out, such as {left_out[0]}: they do not end in {', '.join(suffixes)}.")

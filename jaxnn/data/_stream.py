@@ -127,8 +127,8 @@ class StreamSource(IndexedSource):
         first = self._given(0)
         places = jax.tree.leaves_with_path(first)
         if any(getattr(leaf, "dtype", type(leaf)) in (np.float64, float) for _, leaf in places):
-            indices = np.unique(np.linspace(0, len(self.reader) - 1, _FEW).astype(int))
-            few = [jax.tree.leaves(self._given(index)) for index in indices.tolist()]
+            others = np.unique(np.linspace(0, len(self.reader) - 1, _FEW).astype(int))[1:].tolist()
+            few = [jax.tree.leaves(example) for example in (first, *map(self._given, others))]
             for (path, _), column in zip(places, zip(*few, strict=False), strict=False):
                 if len({np.shape(leaf) for leaf in column}) == 1:
                     name = f"the values of {self.split}{jax.tree_util.keystr(path)}"

@@ -167,7 +167,7 @@ def compare(a: Comparable, b: Comparable, metric: str | None = None) -> Comparis
     )
 
 
-def _verdict(sign: int, direction: Direction | None) -> Literal["better", "worse", "higher", "lower", "not separable"]:
+def _verdict(sign: int, direction: Direction | None) -> Verdict:
     if not sign:
         return "not separable"
     if direction is None:

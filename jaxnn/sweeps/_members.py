@@ -23,8 +23,8 @@ LOST = ("diverged", "failed")
 COMPLETE = ("finished", "stopped early")
 # Selection tolerance: a float32, or a number printed with six digits, selects the value it stands for.
 TOLERANCE = 1e-5
-ENOUGH_EQUAL = 6
-ROUNDING = 1e-6
+ENOUGH_EQUAL = 6  # equal values are evidence from so many on
+ROUNDING = 1e-6  # deviations below this share of the values are rounding
 MOST_DECIMALS = 6  # numbers that would need more are printed with four digits
 
 
@@ -265,10 +265,9 @@ def mean_interval(values: ArrayLike, scale: float | None = None) -> tuple[float,
     from scipy.special import stdtrit  # type: ignore[import-untyped]
 
     values = np.asarray(values, float)
-    n, mean = len(values), float(values.mean()) if len(values) else math.nan
-    if n < 2:
+    if (n := len(values)) < 2:
         return math.nan, math.nan
-    deviation = float(values.std(ddof=1))
+    mean, deviation = float(values.mean()), float(values.std(ddof=1))
     if deviation <= ROUNDING * (np.abs(values).max() if scale is None else scale):
         end = mean if n >= ENOUGH_EQUAL else math.nan
         return end, end
