@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxnn.bench import Bench, Case, Finding, Machine, Measured, Plain, Results, Row, Rows, Study, measure_group
+from jaxnn.bench import Bench, Case, Finding, Machine, Measured, Results, Rows, Study, measure_group
 
 CPU, GPU = "CPU, Chip, 2 cores", "GPU, H100"
 
@@ -67,19 +67,6 @@ def two_devices(settings: Any) -> Bench:
     """A CPU, and a second one in place of a GPU."""
     cpu, other, *_ = jax.devices()
     return Bench({"cpu": cpu, "gpu": other}, settings)
-
-
-def cases_of(study: Study, bench: Bench) -> list[Case]:
-    return [case for group in study.cases(bench) for case in group]
-
-
-def row(seconds: float, work: float = 1.0, unit: str = "call", **what: Plain) -> Row:
-    return Row(what, (seconds,), work, unit)
-
-
-def sized(across: str, times: dict[int, float], **what: Plain) -> Rows:
-    """A row for each size; its work is the size."""
-    return Rows(row(seconds, size, "examples", **{**what, across: size}) for size, seconds in times.items())
 
 
 def results_of(study: Study, settings: Any, columns: dict[str, Rows], **machine: Any) -> Results:

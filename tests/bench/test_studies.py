@@ -6,61 +6,44 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from articles import mnist_mlp
-from articles.studies import (
-    activations,
-    bandwidth,
-    boosting_devices,
-    convolution,
-    cost,
-    inference,
-    latency,
-    matmul,
-    pipeline,
-    study_scaling,
-    study_steps,
-    tables,
-    text,
-    transfer,
-)
+from articles.studies import activations, boosting_devices, convolution, inference, pipeline, tables, text
 from articles.studies.scaling import PictureSettings, picture_cnn
-from articles.studies.study_collectives import Collective, Link, Reduction, fit_link
-from articles.studies.study_devices import faster_from
+from articles.studies.study_scaling import make_study
 from articles.studies.study_training import network, training_call, training_cases
 from matplotlib.figure import Figure
 from PIL import Image
 
 from jaxnn import data
-from jaxnn.bench import NotMeasured, Row, Rows, find_studies, load_study, read_results, write_page
+from jaxnn.bench import Rows, find_studies, load_study, read_results, write_page
 from jaxnn.models import Bottleneck, MobileNetV2, ResNet
 from jaxnn.nn import unbox
-from jaxnn.types import Examples, Splits
+from jaxnn.types import Splits
 from tests import shell, tiny
-from tests.studies import CPU, GPU, cases_of, measured_rows, on_cpu, results_of, sized, two_devices
+from tests.studies import CPU, GPU, measured_rows, on_cpu, results_of, two_devices
 
 STUDIES = find_studies()
 FAST: dict[str, Any] = {"rounds": 2, "seconds": 0.0}
 SCALING = PictureSettings(8, 2, (8,), 2, 2, 2, 0.0, blocks=((2,),), dense=(), size=4)
 PIPELINE = pipeline.Settings(8, (2,), batch_size=4, num_workers=0, steps=3, **FAST)
-# Small settings; other studies run without their data sets, so all of their cases have a reason.
-TINY = {
-    "activations": activations.Settings((100, 1_000), 100, **FAST),
-    "bandwidth": bandwidth.Settings((64, 256), largest_on_cpu=256, **FAST),
-    "boosting_devices": boosting_devices.TableSettings(64, 16, (), 2, 2, 2, 0.0, columns=3, max_depth=2),
-    "convolution": convolution.Settings((5, 12), largest_loop=5, largest_on_cpu=12, compared_size=12, **FAST),
-    "cost": dataclasses.replace(cost.QUICK, scripts=("mnist_mlp",), steps=1, seconds=0.0),
-    "inference": inference.Settings(32, batches=(1, 4), largest_on_cpu=1, precisions=("float32",), **FAST),
-    "latency": latency.Settings((1, 4), largest_cnn_on_cpu=1, **FAST),
-    "matmul": matmul.Settings((8, 128), 128, 128, **FAST),
-    "pipeline": PIPELINE,
-    "scaling": SCALING,
-    "transfer": transfer.Settings((64, 256), (8, 16), (2, 4), (1, 2), **FAST),
+# What makes quick settings tiny; other studies run without their data sets, so all of their cases have a reason.
+TINY: dict[str, dict[str, Any]] = {
+    "activations": {"sizes": (100, 1_000), "longest_loop": 100},
+    "bandwidth": {"sizes": (64, 256), "largest_on_cpu": 256},
+    "boosting_devices": {"batch_size": 64, "batch_per_device": 16, "steps": 2, "columns": 3, "max_depth": 2},
+    "convolution": {"sizes": (5, 12), "largest_loop": 5, "largest_on_cpu": 12, "compared_size": 12},
+    "cost": {"scripts": ("mnist_mlp",), "steps": 1},
+    "inference": {"size": 32, "largest_on_cpu": 1},
+    "latency": {"batches": (1, 4), "largest_cnn_on_cpu": 1},
+    "matmul": {"sizes": (8, 128), "largest_on_cpu": 128, "error_size": 128},
+    "pipeline": vars(PIPELINE),
+    "scaling": vars(SCALING),
+    "transfer": {"transfer": (64, 256), "relu": (8, 16), "matmul": (2, 4), "convolution": (1, 2)},
 }
 ON_ONE_DEVICE = {"boosting_devices", "matmul", "pipeline", "scaling"}
 RESNET = ResNet(3, num_blocks=(1,), features=4, block=Bottleneck, stem="imagenet")
@@ -96,8 +79,8 @@ def test_a_study_runs(study, photographs, tmp_path, monkeypatch):
     mobile = MobileNetV2(3, stages=((1, 4, 1, 1),), features=4, last_features=4)
     monkeypatch.setattr(inference, "NETWORKS", {"ResNet-50": lambda: RESNET, "MobileNetV2": lambda: mobile})
     if study.name == "scaling":
-        study = study_scaling.make_study(picture_cnn, quick=SCALING, claims=("A13",))
-    settings = TINY.get(study.name, study.quick)
+        study = make_study(picture_cnn, quick=SCALING, claims=("A13",))
+    settings = dataclasses.replace(study.quick, **FAST | TINY[study.name]) if study.name in TINY else study.quick
     if study.name == "cats_vs_dogs":
         monkeypatch.setenv("JAXNN_DATA", str(tmp_path))
     context = on_cpu(settings) if study.name in ON_ONE_DEVICE else two_devices(settings)
@@ -194,17 +177,6 @@ def test_all_forms_of_a_computation_agree():
 
 
 @pytest.mark.slow
-def test_transfers_copy_and_operations_agree_wherever_the_data_are():
-    device = jax.devices()[1]
-    array = transfer.host_array(10_000)
-    copied, before = jax.block_until_ready(jax.device_put(array, device)), array.copy()
-    array[:] = -1  # JAX would use aligned memory without a copy
-    np.testing.assert_array_equal(copied, before)
-    first, second = transfer.fetch_again(copied), transfer.fetch_again(copied)
-    assert len({first.ctypes.data, second.ctypes.data, copied.unsafe_buffer_pointer()}) == 3
-
-
-@pytest.mark.slow
 def test_training_of_studies_is_that_of_runs(photographs, monkeypatch):
     losses = []
     for form in pipeline.FORMS:
@@ -234,45 +206,6 @@ def test_training_of_studies_is_that_of_runs(photographs, monkeypatch):
         full.observe()
 
 
-def test_the_knee_and_the_size_from_which_a_device_is_faster():
-    knee = latency.knee(sized("batch", {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.6}))  # 1, 2, 4 and 5 examples/s
-    assert knee is not None and knee.what["batch"] == 4 and latency.knee(Rows()) is None
-    slow = sized("size", {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0})
-    for times, expected in (
-        ({1: 0.5, 2: 3.0, 4: 3.0, 8: 3.0}, 4),  # faster at one small size by chance
-        ({2: 1.0, 8: 7.0, 16: 99.0}, 2),  # only sizes of both count
-        ({1: 0.5, 2: 0.5, 4: 0.5, 8: 8.0}, None),
-    ):
-        assert faster_from(sized("size", times), slow, "size") == expected
-
-
-def test_trees_of_several_devices_must_be_those_of_one():
-    what: dict[str, Any] = {"batch": "shared", "alone": False, "rows": 8}
-    one = Row({**what, "devices": 1}, (3.0,), 48.0, observed={"trained": "a"})
-    two = Row({**what, "devices": 2}, (2.0,), 96.0, observed={"trained": "a", "all-reduce runs": 2.0})
-    assert boosting_devices.check_equal(Rows([one, two])) == 2
-    time = boosting_devices.time_per_tree(two)
-    assert time is not None and time.median == 2.0 / 6
-    with pytest.raises(ArithmeticError, match=r"trees grown on \[2\] devices differ from those of 1"):
-        boosting_devices.STUDY.findings(Rows([one, two._replace(observed={"trained": "b"})]))
-
-
-def test_the_work_of_trees_and_networks():
-    assert tables.work_of_trees(10, 3, 12) == (12, 60, 10 * 3 + 10 * (2 * 4 + 4))
-    params = {"Dense_0": {"kernel": np.zeros((4, 5)), "bias": np.zeros(5)}, "Dense_1": {"kernel": np.zeros((5, 1))}}
-    # Three products of each kernel; 30 parameters and 6 outputs for each example.
-    work = tables.work_of_updates(params, 7, 2)
-    assert work == (2 * 4, 3 * 2 * 7 * 25 / 4, 4 * (10 * 30 + 4 * 7 * 6) / 4)
-
-
-def test_errors_of_models_of_tables_are_of_labels_or_in_units():
-    outputs = np.array([[0.2], [-1.0], [3.0]])
-    runs: list[Any] = [SimpleNamespace(predict=lambda _, out=out: out) for out in (outputs[:, 0], outputs)]
-    labels, numbers = Examples(None, np.array([1, 1, 1])), Examples(None, np.array([0.2, -1.0, 0.0]))
-    assert tables.error_of(runs[0], SimpleNamespace(examples=labels), 1.0) == 1 / 3
-    assert tables.error_of(runs[1], SimpleNamespace(examples=numbers), 2.0) == pytest.approx(2 * 3**0.5)
-
-
 @pytest.mark.slow
 def test_models_of_tables_are_trained_on_the_same_rows(tmp_path, monkeypatch):
     random = np.random.default_rng(0)
@@ -288,20 +221,3 @@ def test_models_of_tables_are_trained_on_the_same_rows(tmp_path, monkeypatch):
     assert float(rows[0].observed["rows"] or 0) == 20 * 40 and rows[0].observed["depth"] == 40
     assert "has the lowest test error" in "".join(tables.STUDY.conclude({"CPU": rows}))
     assert [one.quantity is not None for one in tables.STUDY.findings(rows)] == [True] * 6
-
-
-def test_scaling_predicts_collectives_and_needs_devices_and_examples(monkeypatch):
-    link = Link(20e-6, 1 / 5e9)
-    # An all-reduce over 4 devices: 6 messages, 1.5 of the bytes.
-    assert link.seconds([Collective("all-reduce", 2, 88)], 4) == pytest.approx(2 * 6 * 20e-6 + 1.5 * 88 / 5e9)
-    timed = [Reduction(n, size, 1.0) for n in (2, 4, 8) for size in (2**12, 2**24)]
-    found = fit_link([one._replace(seconds=one.predicted(link)) for one in timed])
-    assert tuple(found or ()) == pytest.approx(tuple(link))
-
-    experiment, devices = picture_cnn(SCALING), jax.devices()
-    with pytest.raises(NotMeasured, match="more than the 8 of the data"):
-        study_steps.make_step(experiment, experiment.data(experiment.config), devices[:1], 9, 2, False)
-    monkeypatch.setattr(jax, "local_devices", lambda backend=None: devices[:1])
-    cases = cases_of(study_scaling.make_study(picture_cnn), on_cpu(SCALING))
-    with pytest.raises(NotMeasured, match="JAX_NUM_CPU_DEVICES=4"):
-        cases[-1].begin()  # type: ignore[misc]
