@@ -17,7 +17,7 @@ from tests.data.test_augmentation import batch_of
 from tests.data.test_sources import count, points
 from tests.data.test_stream import IMAGE, Counting, Listing, noise
 from tests.data.test_tables import COLUMNS, OPTIONS, TEST
-from tests.data.test_text_sets import REVIEWS, SHORT, TRAIN
+from tests.data.test_texts import REVIEWS, SHORT, TRAIN
 from tests.data.written import write, write_all
 
 SECONDS = 1.7e9 + np.arange(40) / 7  # since 1970
