@@ -10,7 +10,7 @@ import pytest
 
 from jaxnn.models import GPT, Bottleneck, ResNet, ViT, from_torch
 from tests import draws
-from tests.models.references import layer_norm, transformer_block
+from tests.models.test_text_models import layer_norm, transformer_block
 
 type Weights = dict[str, Any]  # by the names of a PyTorch state dict
 type Shapes = Iterable[tuple[str, tuple[int, ...]]]

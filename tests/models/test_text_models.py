@@ -1,5 +1,6 @@
 """Models of token sequences: by hand, by Flax's layers or by formulas; padding, initialization, remat and scan."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,18 +10,32 @@ import numpy as np
 import pytest
 from flax import linen
 
-from jaxnn.models import (
-    GPT,
-    FastText,
-    RecurrentClassifier,
-    RecurrentLanguageModel,
-    TextGenRNN,
-    TransformerClassifier,
-    ViT,
-)
+from jaxnn import models
+from jaxnn.models import GPT, FastText, RecurrentClassifier, RecurrentLanguageModel, TextGenRNN
+from jaxnn.models import TransformerClassifier as Encoder
 from jaxnn.nn import GRU, LSTM, RMSNorm
 from tests import draws
-from tests.models.references import layer_norm, transformer_block
+
+type Layer = Callable[[str, jax.Array], jax.Array]  # of a name and its input
+
+
+def layer_norm(x: jax.Array, scale: Any, bias: Any, epsilon: float = 1e-6) -> jax.Array:
+    centred = x - x.mean(-1, keepdims=True)
+    unit = centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon)
+    return unit * scale[None, None] + bias[None, None]
+
+
+def transformer_block(
+    x: jax.Array, names: Any, norm: Layer, dense: Layer, heads: int, *, causal: bool = False, approximate: bool = False
+) -> jax.Array:
+    """A pre-norm block of ``[batch, time, features]`` with layers of six ``names``; GELU may be ``approximate``."""
+    norm_1, projection, output, norm_2, first, last = names
+    parts = jnp.split(dense(projection, norm(norm_1, x)), 3, axis=-1)
+    query, key, value = (part.reshape(*x.shape[:2], heads, -1) for part in parts)
+    attended = jax.nn.dot_product_attention(query, key, value, is_causal=causal)
+    x = x + dense(output, attended.reshape(x.shape))
+    return x + dense(last, jax.nn.gelu(dense(first, norm(norm_2, x)), approximate=approximate))
+
 
 KEY = jax.random.key(0)
 near = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
@@ -153,10 +168,10 @@ WIDTH: dict[str, Any] = {"num_layers": 2, "features": 8, "num_heads": 2}
 
 @pytest.mark.slow
 def test_transformer_classifier_equals_layers_on_each_sequence_without_padding():
-    model = TransformerClassifier(3, **WIDTH, vocabulary_size=6, pad_id=0, max_length=7)
+    model = Encoder(3, **WIDTH, vocabulary_size=6, pad_id=0, max_length=7)
     tokens = np.array([[4, 2, 4, 1], [0, 1, 5, 0], [3, 0, 0, 0], [0, 0, 0, 0]])  # padded at any position
     variables = draws.variables(model, tokens)
-    vectors = TransformerClassifier(3, **WIDTH, max_length=7)
+    vectors = Encoder(3, **WIDTH, max_length=7)
 
     def reference(params: Any, row: Any) -> jax.Array:
         def norm(name: str, x: jax.Array, p: Any = params) -> jax.Array:
@@ -251,7 +266,7 @@ def stacked(params: Any, block: str, count: int) -> Any:
     return rest | {f"{block}_0": jax.tree.map(lambda *leaves: np.stack(leaves), *layers)}
 
 
-VIT = ViT(5, **WIDTH)
+VIT = models.ViT(5, **WIDTH)
 IMAGES = draws.normal(0, 2, 8, 4, 3)
 
 

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen
-from losses import KEY, batch_of
 
 from jaxnn import observe, tasks
 from jaxnn.nn import Policy
 from jaxnn.tasks import as_model
 from jaxnn.types import Batch
+from tests.tasks.test_losses import KEY, batch_of
 
 
 def test_models_get_a_flag_for_training():
