@@ -12,8 +12,8 @@ from flax import linen
 import jaxnn as jn
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import tiny
-from tests.sweeps.test_sweep_cli import Config as Nested
-from tests.sweeps.test_sweep_cli import Model
+from tests.sweeps.test_sweep_points import Config as Nested
+from tests.sweeps.test_sweep_points import Model
 
 
 @dataclasses.dataclass(frozen=True)
