@@ -1,13 +1,27 @@
-"""The documentation: its code runs, its links lead somewhere, and the API pages name every public module."""
+"""The documentation: code of pages, examples of docstrings and notebooks run; links and API pages are complete."""
 
 import ast
+import doctest
+import functools
+import inspect
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import nbformat
+import numpy as np
+import optax
 import pytest
+from flax import linen
+from nbclient import NotebookClient
 
 import jaxnn as jn
+from tests import tiny
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -67,3 +81,115 @@ def test_api_pages_cover_every_public_name():
     modules = {getattr(jn, name).__name__ for name in jn.__all__ if isinstance(getattr(jn, name), ModuleType)}
     by_name = {f"jaxnn.{name}" for name in ("parallel", "record", "sweeps", "bench", "plans")}
     assert modules | by_name | {"jaxnn"} <= documented
+
+
+NAMES_OF_MODULES = (
+    "data models nn observe optim search steps tasks testing trees bench parallel record sweeps schedules"
+)
+MODULES = {"jaxnn": jn} | {f"jaxnn.{name}": getattr(jn, name) for name in NAMES_OF_MODULES.split()}
+# Public functions and classes, each once, by their shortest name; exceptions are seen where they are raised.
+PUBLIC: dict[str, Any] = {}
+for module_name, module in MODULES.items():
+    for name in module.__all__:
+        value = getattr(module, name)
+        is_ours = getattr(value, "__module__", "").startswith("jaxnn")
+        is_error = inspect.isclass(value) and issubclass(value, Exception)
+        if is_ours and (inspect.isclass(value) or inspect.isfunction(value)) and not is_error:
+            if not any(value is other for other in PUBLIC.values()):
+                PUBLIC[f"{module_name}.{name}"] = value
+
+
+@functools.cache
+def experiment() -> jn.Experiment[tiny.Config]:
+    sgd = lambda config: optax.sgd(config.learning_rate)  # noqa: E731
+    return tiny.experiment(data=jn.data.digits(), model=jn.models.MLP((8, 10)), optimizer=sgd, batch_size=32)
+
+
+@functools.cache
+def run() -> jn.Run:
+    return jn.fit(experiment(), record=False, progress="none", steps_per_call=5)
+
+
+@functools.cache
+def swept() -> jn.Sweep:
+    points = jn.grid(learning_rate=[0.1, 0.2], seed=[0, 1])
+    return jn.sweep(experiment(), points, record=False, progress="none", steps_per_call=5, vmap_size=4, devices=1)
+
+
+@functools.cache
+def batch() -> jn.Batch:
+    examples = jn.data.digits().train.examples
+    assert examples is not None
+    return jn.Batch(examples.inputs[:32], examples.targets[:32], np.ones(32, np.float32))
+
+
+# Values that examples name.
+SHARED: dict[str, Callable[[], Any]] = {"experiment": experiment, "run": run, "swept": swept, "batch": batch}
+# Examples with these calls need the folder of a real data set.
+SETS = ("mnist", "fashion_mnist", "cifar10", "cats_vs_dogs", "imdb", "ptb", "sms_spam")
+REAL = {f"jn.data.{name}(": name for name in SETS} | {"jn.data.ag_news(": "ag_news_test"}
+# Examples with these calls need an optional library.
+OPTIONAL = {"run.export(": "flatbuffers", "_weights(": "safetensors"}
+NAMES = {"jax": jax, "jnp": jnp, "np": np, "optax": optax, "linen": linen, "jn": jn, "Path": Path}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLIC)
+def test_examples_run(name, tmp_path, monkeypatch, real_data):
+    monkeypatch.chdir(tmp_path)
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    tests = [found for found in finder.find(PUBLIC[name], name, globs={}) if found.examples]
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    report: list[str] = []
+    for test in tests:
+        source = "".join(example.source for example in test.examples)
+        if needed := [folder for call, folder in REAL.items() if call in source]:
+            if real_data is None or not all((real_data / folder).is_dir() for folder in needed):
+                pytest.skip(f"no real data: {', '.join(needed)}")
+            monkeypatch.setenv("JAXNN_DATA", str(real_data))
+        for module in (module for call, module in OPTIONAL.items() if call in source):
+            pytest.importorskip(module)
+        test.globs = NAMES | {shared: make() for shared, make in SHARED.items() if shared in source}
+        doctest.DocTestRunner(optionflags=flags).run(test, out=report.append)
+    assert not report, "".join(report)
+    assert tests, f"{name} has no example in its docstring"
+
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+notebooks = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+# A folder inside a folder of the root, unless it ends a URL or a tag.
+ABSOLUTE_PATH = re.compile(r"(?<![\w.)<:/])/\w+/[\w.]|[A-Z]:\\\\")
+
+
+def code_cells(path: Path) -> list[Any]:
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+
+def outputs_of(cells: list[Any]) -> list[Any]:
+    return [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+def num_pictures(cells: list[Any]) -> int:
+    return sum("image/png" in output.get("data", {}) for output in outputs_of(cells))
+
+
+@pytest.mark.slow
+@notebooks
+def test_a_notebook_runs(path, tmp_path):
+    notebook = nbformat.read(path, as_version=4)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
+    assert any(tmp_path.glob("runs/**/run.json"))
+    assert num_pictures(notebook.cells) == num_pictures(code_cells(path))
+
+
+@notebooks
+def test_committed_outputs_are_of_one_clean_run(path):
+    cells = code_cells(path)
+    outputs = outputs_of(cells)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)) and num_pictures(cells) > 0
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    for output in outputs:
+        assert len(output.get("text") or output.get("data", {}).get("text/plain", "")) < 2000
+        without_picture = {**output, "data": {**output.get("data", {}), "image/png": ""}}
+        assert not (found := ABSOLUTE_PATH.search(json.dumps(without_picture))), found

@@ -13,7 +13,7 @@ from jaxnn.observe import implementations
 from jaxnn.plans import CARDS, plan, topology, work_of
 from jaxnn.types import ConfigError
 from tests import tiny
-from tests.gpu_compile.programs import TIME
+from tests.gpu_compile.test_programs import TIME
 
 BATCH, HEADS = 2, 4
 BOTH = {"__cudnn$fmhaSoftmax": 1, "__cudnn$fmhaSoftmaxBackward": 1}
