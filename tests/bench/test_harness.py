@@ -1,30 +1,48 @@
-"""The benchmark harness: timer, cases that are not measured, results of several machines, the command, a GPU's day."""
+"""Benchmarks: timer, cases that are not measured, results of several machines, the command; every study runs."""
 
+import dataclasses
 import json
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import jax
+import numpy as np
 import pytest
+from articles import mnist_mlp
+from articles.studies import activations, boosting_devices, convolution, inference, pipeline, tables, text
+from articles.studies.scaling import PictureSettings, picture_cnn
+from articles.studies.study_scaling import make_study
+from articles.studies.study_training import network, training_call, training_cases
+from matplotlib.figure import Figure
+from PIL import Image
 
 import jaxnn as jn
-from jaxnn.bench import Case, Results, Row, Rows, bench, merge, read_results, write_page
+from jaxnn import data
+from jaxnn.bench import Case, Results, Row, Rows, bench, find_studies, load_study, merge, read_results, write_page
 from jaxnn.cli import command
-from tests import studies
-from tests.shell import python
-from tests.studies import CPU, GPU, Settings, interrupted_at, on_cpu, study
+from jaxnn.models import Bottleneck, MobileNetV2, ResNet
+from jaxnn.nn import unbox
+from jaxnn.types import Splits
+from tests import shell, tiny
+from tests.studies import CPU, GPU, Settings, interrupted_at, measured_rows, on_cpu, results_of, study, two_devices
 
-ACTIVATIONS = jn.bench.find_studies()["activations"]
+STUDIES = find_studies()
+ACTIVATIONS = STUDIES["activations"]
 SILENT = list[str]().append
 
 
-def measured_rows(*cases: Case, **settings: Any) -> Rows:
+def rows_of(*cases: Case, **settings: Any) -> Rows:
     """The rows of a study of one group."""
-    return studies.measured_rows(study(lambda bench: [cases]), on_cpu(Settings(**settings)))["cpu"]
+    return measured_rows(study(lambda bench: [cases]), on_cpu(Settings(**settings)))["cpu"]
 
 
 def results(label: str = CPU, seconds: float = 0.5, settings: Any = ACTIVATIONS.quick) -> Results:
     row = Row({"operation": "relu", "size": 100, "form": "jit"}, (seconds, 2 * seconds), 100.0, "elements")
-    return studies.results_of(ACTIVATIONS, settings, {label: Rows([row])})
+    return results_of(ACTIVATIONS, settings, {label: Rows([row])})
 
 
 def test_interleaved_rotates_contenders_and_stops_when_the_median_is_precise():
@@ -45,11 +63,11 @@ def test_interleaved_rotates_contenders_and_stops_when_the_median_is_precise():
 def test_the_first_call_is_not_timed():
     call = Mock()
     begin = Mock(return_value=call)
-    (row,) = measured_rows(Case("cpu", {"size": 1}, begin), rounds=2, seconds=0.0)
+    (row,) = rows_of(Case("cpu", {"size": 1}, begin), rounds=2, seconds=0.0)
     assert row.what == {"size": 1} and len(row.seconds) == 2 and begin.call_count == 1
     assert call.call_count == 4, "to compile, once for the estimate, and two rounds"
     own = Case("cpu", {"size": 1}, lambda: (lambda: None, 7.0, {"form": "loop"}), observe=lambda: {"loss": 1.0})
-    row = measured_rows(own)[0]
+    row = rows_of(own)[0]
     assert row.work == 7.0 and row.observed == {"form": "loop", "loss": 1.0}
 
 
@@ -61,13 +79,13 @@ def test_a_failing_case_has_a_reason_and_the_others_are_measured():
         ({"observe": Mock(side_effect=jn.DataError("no data."))}, "no data."),
     ):
         good = Case("cpu", {"size": 2}, lambda: lambda: None, observe=lambda: {"error": 0.5})
-        bad, row = measured_rows(Case("cpu", {"size": 1}, **options), good)
+        bad, row = rows_of(Case("cpu", {"size": 1}, **options), good)
         assert (bad.missing, bad.seconds, bad.observed, bad.time) == (reason, (), {}, None)
         assert row.missing == "" and len(row.seconds) == 3 and row.observed == {"error": 0.5}
-    (bad,) = measured_rows(Case("cpu", {}, lambda: Mock(side_effect=[1, MemoryError("full")])))
+    (bad,) = rows_of(Case("cpu", {}, lambda: Mock(side_effect=[1, MemoryError("full")])))
     assert bad.missing == "MemoryError: full" and bad.seconds == ()
     with pytest.raises(TypeError, match="mine"):
-        measured_rows(Case("cpu", {}, Mock(side_effect=TypeError("mine"))))
+        rows_of(Case("cpu", {}, Mock(side_effect=TypeError("mine"))))
 
 
 def test_damaged_results_are_errors(tmp_path):
@@ -115,14 +133,14 @@ def test_a_page_grows_and_keeps_results_until_new_ones_are_complete(tmp_path):
     assert read_results(tmp_path) == before
     assert bench(study(), quick=True, out=tmp_path, say=SILENT) == read_results(tmp_path) != before
     (mine,) = before["sums"].rows
-    write_page(studies.results_of(study(), Settings(), {GPU: Rows()}), tmp_path, {}, ())
+    write_page(results_of(study(), Settings(), {GPU: Rows()}), tmp_path, {}, ())
     bench(study(), out=tmp_path, say=SILENT)
     assert list(read_results(tmp_path)["sums"].parts) == [GPU, mine]
 
 
 def test_errors_come_before_anything_is_measured(tmp_path):
     (tmp_path / "file").write_text("no folder")
-    write_page(studies.results_of(study(), Settings(), {GPU: Rows()}), tmp_path, {}, ())
+    write_page(results_of(study(), Settings(), {GPU: Rows()}), tmp_path, {}, ())
     lines: list[str] = []
     for options, error, words in (
         ({"out": tmp_path, "quick": True}, jn.RecordError, "other settings"),
@@ -156,7 +174,7 @@ def test_the_bench_command(tmp_path, capsys):
         assert error in capsys.readouterr().err
     for name, words in (("matmull", "did you mean 'matmul'"), ("no.py", "path of a file"), (str(empty), "no STUDY")):
         with pytest.raises(jn.ConfigError, match=words):
-            jn.bench.load_study(name, jn.bench.find_studies())
+            load_study(name, STUDIES)
 
 
 SCRIPT = "experiments/benchmarks/gpu_day.py"
@@ -165,7 +183,7 @@ SCRIPT = "experiments/benchmarks/gpu_day.py"
 @pytest.mark.slow
 def test_gpu_day_records_parts_skips_complete_ones_and_fails_where_there_is_no_gpu(tmp_path):
     options = ("--small", "--device", "cpu", "--out", tmp_path)
-    done = python(SCRIPT, *options, "--parts", "widths,bench")
+    done = shell.python(SCRIPT, *options, "--parts", "widths,bench")
     assert done.returncode == 0, done.stderr
     parts = json.loads((tmp_path / "gpu_day.json").read_text())
     assert {name: part["complete"] for name, part in parts.items()} == {"widths": True, "bench": True}
@@ -173,9 +191,9 @@ def test_gpu_day_records_parts_skips_complete_ones_and_fails_where_there_is_no_g
     assert parts["widths"]["machine"]["label"].startswith("CPU")
     assert "| mlp | 4 |" in (tmp_path / "gpu_day.md").read_text()
 
-    again = python(SCRIPT, *options, "--parts", "widths")
+    again = shell.python(SCRIPT, *options, "--parts", "widths")
     assert again.stdout == "widths: complete, skipped\n"
-    other = python(SCRIPT, "--device", "cpu", "--out", tmp_path, "--parts", "widths")
+    other = shell.python(SCRIPT, "--device", "cpu", "--out", tmp_path, "--parts", "widths")
     assert other.returncode == 2 and "another device or size" in other.stderr
 
     # Results of another commit are kept aside, and a case that hung comes last.
@@ -183,16 +201,211 @@ def test_gpu_day_records_parts_skips_complete_ones_and_fails_where_there_is_no_g
     part = json.loads(path.read_text())
     hung = part["rows"].pop(0)["what"]
     path.write_text(json.dumps(part | {"complete": False, "hung": [hung]}))
-    assert python(SCRIPT, *options, "--parts", "widths").returncode == 0
+    assert shell.python(SCRIPT, *options, "--parts", "widths").returncode == 0
     assert [row["what"] for row in json.loads(path.read_text())["rows"]][-1] == hung
     old = json.loads(path.read_text())
     path.write_text(json.dumps(old | {"machine": old["machine"] | {"commit": "another"}}))
-    assert python(SCRIPT, *options, "--parts", "widths").returncode == 0
+    assert shell.python(SCRIPT, *options, "--parts", "widths").returncode == 0
     (kept,) = (tmp_path / "earlier").glob("widths-*.json")
     assert json.loads(kept.read_text())["rows"] == old["rows"]
     assert json.loads(path.read_text())["machine"]["commit"] == old["machine"]["commit"]
 
-    done = python(SCRIPT, "--small", "--out", tmp_path / "without", "--parts", "peers")
+    done = shell.python(SCRIPT, "--small", "--out", tmp_path / "without", "--parts", "peers")
     peers = json.loads((tmp_path / "without" / "gpu_day.json").read_text())["peers"]
     assert done.returncode == 1 and not peers["complete"] and not peers["rows"]
     assert "device is 'gpu', which JAX cannot open" in peers["stopped"]
+
+
+FAST: dict[str, Any] = {"rounds": 2, "seconds": 0.0}
+SCALING = PictureSettings(8, 2, (8,), 2, 2, 2, 0.0, blocks=((2,),), dense=(), size=4)
+PIPELINE = pipeline.Settings(8, (2,), batch_size=4, num_workers=0, steps=3, **FAST)
+# What makes quick settings tiny; other studies run without their data sets, so all of their cases have a reason.
+TINY: dict[str, dict[str, Any]] = {
+    "activations": {"sizes": (100, 1_000), "longest_loop": 100},
+    "bandwidth": {"sizes": (64, 256), "largest_on_cpu": 256},
+    "boosting_devices": {"batch_size": 64, "batch_per_device": 16, "steps": 2, "columns": 3, "max_depth": 2},
+    "convolution": {"sizes": (5, 12), "largest_loop": 5, "largest_on_cpu": 12, "compared_size": 12},
+    "cost": {"scripts": ("mnist_mlp",), "steps": 1},
+    "inference": {"size": 32, "largest_on_cpu": 1},
+    "latency": {"batches": (1, 4), "largest_cnn_on_cpu": 1},
+    "matmul": {"sizes": (8, 128), "largest_on_cpu": 128, "error_size": 128},
+    "pipeline": vars(PIPELINE),
+    "scaling": vars(SCALING),
+    "transfer": {"transfer": (64, 256), "relu": (8, 16), "matmul": (2, 4), "convolution": (1, 2)},
+}
+ON_ONE_DEVICE = {"boosting_devices", "matmul", "pipeline", "scaling"}
+RESNET = ResNet(3, num_blocks=(1,), features=4, block=Bottleneck, stem="imagenet")
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A data directory with ten pictures of noise in each split, and no other data sets."""
+    folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for split in ("train", "val"):
+        for number in range(10):
+            file = folder / "cats_vs_dogs" / split / ("cats" if number < 5 else "dogs") / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 256, (12, 10, 3), np.uint8)).save(file)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("JAXNN_DATA", str(folder))
+        yield folder
+
+
+def test_a_study_is_complete_and_handles_no_rows():
+    for own in STUDIES.values():
+        assert own.title[-1] == "?" and own.method
+        assert own.claims and all(re.fullmatch(r"A\d+", claim) for claim in own.claims)
+        assert json.dumps(own.definition(own.full)) != json.dumps(own.definition(own.quick))
+        assert all(found.quantity is None for found in own.findings(Rows())), own.name
+        assert list(own.conclude({"CPU": Rows()})) == []
+        own.draw({"CPU": Rows()}, Figure())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", STUDIES.values(), ids=list(STUDIES))
+def test_a_study_runs(study, photographs, tmp_path, monkeypatch):
+    mobile = MobileNetV2(3, stages=((1, 4, 1, 1),), features=4, last_features=4)
+    monkeypatch.setattr(inference, "NETWORKS", {"ResNet-50": lambda: RESNET, "MobileNetV2": lambda: mobile})
+    if study.name == "scaling":
+        study = make_study(picture_cnn, quick=SCALING, claims=("A13",))
+    settings = dataclasses.replace(study.quick, **FAST | TINY[study.name]) if study.name in TINY else study.quick
+    if study.name == "cats_vs_dogs":
+        monkeypatch.setenv("JAXNN_DATA", str(tmp_path))
+    context = on_cpu(settings) if study.name in ON_ONE_DEVICE else two_devices(settings)
+    rows = measured_rows(study, context)
+    columns = dict(zip((CPU, GPU), rows.values(), strict=False))
+    write_page(results_of(study, settings, columns), tmp_path, {study.name: study}, [study.name])
+
+    page = (tmp_path / "results.md").read_text()
+    assert (tmp_path / f"{study.name}.png").read_bytes().startswith(b"\x89PNG")
+    assert all(bool(row.missing) != bool(row.seconds) for row in rows["cpu"])
+    assert any(row.seconds for row in rows["cpu"]) == (study.name in TINY), rows["cpu"][0].missing
+    for column in columns.values():
+        assert all(f"| {finding.claim} | {finding.what} |" in page for finding in study.findings(column))
+        assert all(row.missing.rstrip(".") in page for row in column)
+    assert all(sentence.endswith(".") and sentence in page for sentence in study.conclude(columns))
+    if study.name == "scaling":
+        shared = rows["cpu"].where(batch="shared", alone=False)
+        assert [one.what["devices"] for one in shared] == [1, 2, 4] and {one.work for one in shared} == {16}
+        losses = [float(one.observed["loss"] or 0) for one in shared]
+        assert losses[1:] == pytest.approx([losses[0]] * 2, rel=1e-5) and "predicted speed-up" in page
+        # The gradient of 9·3·2 + 2 and 8·10 + 10 parameters; with it loss, accuracy and number of examples.
+        sizes = [float(one.observed["all-reduce num_bytes"] or 0) for one in shared[1:]]
+        assert all(4 * 146 <= size <= 4 * 149 for size in sizes)
+        assert not [name for one in rows["cpu"].where(alone=True) for name in one.observed if "all-" in name]
+    if study.name == "boosting_devices":
+        assert "all trees on up to 4 devices are those of one device" in page
+        reduced = boosting_devices.reductions(rows["cpu"])
+        # Of each of two levels: the histograms of 3 columns and one parent, 256 bins of two int32.
+        assert reduced is not None and 0 <= reduced.num_bytes - 2 * 3 * 256 * 8 <= 24
+
+
+@pytest.mark.parametrize("name", ["articles_cpu", "scaling_cpu"])
+def test_published_pages_are_those_of_the_recorded_results(name, tmp_path):
+    published = shell.ROOT / "experiments" / "results" / name
+    own = load_study(str(shell.ROOT / "experiments" / "scaling.py"), {})
+    write_page(read_results(published), tmp_path, STUDIES | {own.name: own}, ())
+    for file in ("results.md", "results.json"):
+        assert (tmp_path / file).read_text() == (published / file).read_text()
+
+
+# Of each network: parameters, as published or counted in the original code; shape of an input, vocabulary or 0, labels.
+NETWORKS: dict[str, tuple[int, tuple[int, ...], int, int]] = {
+    "mnist_mlp": (669_706, (28, 28, 1), 0, 10),
+    "mnist_cnn": (1_199_882, (28, 28, 1), 0, 10),
+    "cifar10_cnn": (1_250_858, (32, 32, 3), 0, 10),
+    "imdb_lstm": (2_658_945, (100,), 20_000, 2),
+    "imdb_fasttext": (60_151_751, (400,), 20_000, 2),
+    "lstm_text_generation": (91_047, (40,), 39, 39),
+    "text_generator": (444_546, (40,), 39, 39),
+    "fcn5": (14_205_962, (28, 28, 1), 0, 10),
+    "alexnet_r": (85_098, (32, 32, 3), 0, 10),
+    "resnet56": (855_770, (32, 32, 3), 0, 10),
+    "ptb_lstm": (6_180_624, (32,), 10_000, 10_000),
+    "cats_and_dogs": (1_994_305, (150, 150, 3), 0, 2),
+    "news_bag": (1_280_260, (64,), 20_000, 4),
+    "news_lstm": (2_659_332, (64,), 20_000, 4),
+}
+
+
+def random_data(name: str, num_examples: int) -> Splits:
+    """Random data in the shape of a network's own."""
+    _, shape, tokens, classes = NETWORKS[name]
+    random = np.random.default_rng(0)
+    inputs = random.integers(0, tokens or 256, (num_examples, *shape), np.int32 if tokens else np.uint8)
+    labels = random.integers(0, classes, inputs.shape if name == "ptb_lstm" else num_examples, np.int32)
+    return data.arrays(train=(inputs, labels), name=name)
+
+
+def test_article_scripts_state_their_claim_and_have_the_published_number_of_parameters():
+    scripts = {path.stem: path for path in (shell.ROOT / "experiments" / "articles").glob("*.py")}
+    assert set(scripts) == set(NETWORKS)
+    for name, path in scripts.items():
+        lines = path.read_text().splitlines()
+        most = 50 if name == "text_generator" else 40  # this one has its network too
+        assert len(lines) <= most and [line.split()[0] for line in lines[2:5]] == ["Claim", "Command", "Result"]
+        task, source = network(name).task(network(name).config), random_data(name, 2).train
+        batch = source.as_batch(source.read(np.arange(2)))
+        params, _ = jax.eval_shape(lambda key, task=task, batch=batch: task.init(key, batch), jax.random.key(0))
+        assert sum(leaf.size for leaf in jax.tree.leaves(unbox(params))) == NETWORKS[name][0], name
+
+
+@pytest.mark.slow
+def test_all_forms_of_a_computation_agree():
+    first = jax.devices()[0]
+    vector = np.linspace(-3, 3, 100, dtype=np.float32)
+    for operation in activations.OPERATIONS:
+        values = [activations.make_call(operation, form, vector, first)() for form in activations.FORMS]
+        for found in values[1:]:
+            np.testing.assert_allclose(np.asarray(found), values[0], rtol=1e-5, atol=1e-6)
+    picture = convolution.make_picture(12)
+    for form in convolution.FORMS:
+        found = np.asarray(convolution.make_call(form, picture, first)())
+        np.testing.assert_allclose(found, convolution.exact(picture), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_training_of_studies_is_that_of_runs(photographs, monkeypatch):
+    losses = []
+    for form in pipeline.FORMS:
+        training = pipeline.FedTraining(form, PIPELINE, "cpu")
+        training()
+        training()
+        losses.append(training.losses)
+        assert 0 <= float(training.end()["waited"] or 0) < 1
+    assert len(losses[0]) == len(set(losses[0])) == 2
+    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-5)
+
+    calls = [training_call(tiny.experiment(), tiny.splits(), "cpu", num_steps)[0] for num_steps in (5, 15)]
+    parts = [float(calls[0]().sums["loss"]) for _ in range(3)]
+    assert sum(parts) == pytest.approx(float(calls[1]().sums["loss"]), rel=1e-6), "a call continues the last one"
+
+    train = random_data("mnist_mlp", 256).train
+    splits = Splits(train, train)
+    _, (full,) = training_cases(on_cpu(dataclasses.replace(text.STUDY.full, networks=("mnist_mlp",))))
+    short = mnist_mlp.experiment.replace(num_steps=30)
+    assert full.observe is not None
+    monkeypatch.setattr(mnist_mlp, "experiment", dataclasses.replace(short, data=lambda _: splits))
+    assert {"test_accuracy", "run_seconds"} <= set(full.observe())
+    # The signal ends the run at its next window.
+    stopped = dataclasses.replace(short, data=lambda _: (signal.raise_signal(signal.SIGTERM), splits)[1])
+    monkeypatch.setattr(mnist_mlp, "experiment", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        full.observe()
+
+
+@pytest.mark.slow
+def test_models_of_tables_are_trained_on_the_same_rows(tmp_path, monkeypatch):
+    random = np.random.default_rng(0)
+    columns = {"x": random.normal(size=80), "kind": random.choice(["a", "b"], 80)}
+    columns["y"] = 100 + 10 * columns["x"]
+    monkeypatch.setitem(tables.TABLES, "t", lambda _: data.table(columns, target="y", test=0.25, validation=0.25))
+    monkeypatch.setenv("JAXNN_DATA", str(tmp_path))
+    (tmp_path / "t").mkdir()
+    settings = tables.Settings(("t",), 1, trees=20, max_depth=2, epochs=40, features=(8,), batch_size=8)
+    rows = measured_rows(tables.STUDY, on_cpu(settings))["cpu"]
+    # Less than half the deviation of the targets.
+    assert len(rows) == 3 and all(0 < float(row.observed["error"] or 0) < 5 for row in rows), rows
+    assert float(rows[0].observed["rows"] or 0) == 20 * 40 and rows[0].observed["depth"] == 40
+    assert "has the lowest test error" in "".join(tables.STUDY.conclude({"CPU": rows}))
+    assert [one.quantity is not None for one in tables.STUDY.findings(rows)] == [True] * 6
