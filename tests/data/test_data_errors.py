@@ -13,7 +13,7 @@ from jaxnn import data
 from jaxnn.data import Tokenizer, arrays, iterable, mixture, text_arrays
 from jaxnn.types import Batch, ConfigError, DataError, Splits
 from tests import tiny
-from tests.data.test_augmentation import batch_of
+from tests.data.test_arrays import batch_of
 from tests.data.test_sources import count, points
 from tests.data.test_stream import IMAGE, Counting, Listing, noise
 from tests.data.test_tables import COLUMNS, OPTIONS, TEST
