@@ -144,26 +144,6 @@ def test_damaged_and_missing_records_are_named_in_one_line(tmp_path):
         assert "\n" not in str(caught.value)
 
 
-def test_curves_show_every_split_of_every_metric(tmp_path):
-    lines = [
-        {"step": step, "train_loss": 1.0 / step, "steps_per_second": 100.0, "examples_per_second": 800.0}
-        for step in range(1, 7)
-    ]
-    lines[1] |= {"test_loss": 0.7, "test_accuracy": 0.5}
-    lines[3] |= {"test_loss": math.nan, "test_accuracy": 0.75}
-    lines[5]["train_loss"] = math.nan
-    figure = record.draw_curves(lines, "tiny")
-    panels = {axes.get_title(): axes for axes in figure.axes}
-    assert list(panels) == ["loss", "accuracy", "steps per second"]
-    train, test = panels["loss"].get_lines()
-    np.testing.assert_array_equal(train.get_xdata(), [1, 2, 3, 4, 5, 6])
-    np.testing.assert_array_equal(test.get_ydata(), [0.7, math.nan])
-    np.testing.assert_array_equal(panels["accuracy"].get_lines()[0].get_xydata(), [[2, 0.5], [4, 0.75]])
-    # Without a finite loss too.
-    for value in (math.nan, 0.0):
-        record.draw_curves([{"step": 1, "train_loss": value, "steps_per_second": 1.0}]).savefig(tmp_path / "curves.png")
-
-
 @dataclasses.dataclass(frozen=True)
 class Inner:
     width: int = 3

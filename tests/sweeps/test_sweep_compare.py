@@ -223,6 +223,7 @@ def test_curves_of_a_run_have_three_panels_per_row_and_plain_ticks():
     for step in (10, 20, 30):
         values = {"loss": 6.0 / step, "accuracy": step / 40, "perplexity": 2.0, "bits": 1.0}
         lines.append({"step": step, "steps_per_second": 1234.5 * step, **{f"train_{k}": v for k, v in values.items()}})
+    lines[1] |= {"test_loss": math.nan}
     lines[-1] |= {"test_loss": 0.25, "test_accuracy": 0.5}
     figure = draw_curves(lines, "char_gpt", "shakespeare")
     assert figure.get_suptitle() == "char_gpt · shakespeare"
@@ -233,7 +234,12 @@ def test_curves_of_a_run_have_three_panels_per_row_and_plain_ticks():
     assert ticks(figure, accuracy, "y")[:2] == ["30 %", "40 %"] and "20,000" in ticks(figure, speed, "y")
     texts = [text.get_text() for text in accuracy.get_legend().get_texts()]  # type: ignore[union-attr]
     assert texts == ["train 75 %", "test 50 %"]
+    train, test = loss.get_lines()
+    assert train.get_xdata().tolist() == [10, 20, 30]
+    np.testing.assert_array_equal(test.get_xydata(), [[20, math.nan], [30, 0.25]])
     assert len(draw_curves([]).axes) == 1
+    for value in (math.nan, 0.0):  # without a finite loss too
+        draw_curves([{"step": 1, "train_loss": value, "steps_per_second": 1.0}]).draw_without_rendering()
 
 
 def test_one_setting_and_seeds(tmp_path):
