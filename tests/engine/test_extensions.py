@@ -30,7 +30,7 @@ class Table:
 
 
 table = Table()
-STRATEGY = "tests.parallel.test_layout:zero1"
+STRATEGY = "tests.parallel.test_distributed_training:zero1"
 
 
 def rule(lines: Any) -> bool:

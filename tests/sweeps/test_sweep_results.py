@@ -183,11 +183,8 @@ def test_selection_is_a_sweep_with_values_and_curves(grid, tmp_path):
 
 def test_near_values_are_selected_apart_if_they_are_given_exactly(tmp_path):
     near = swept.sweep(tmp_path / "n", {(0.1,): 1.0, (0.1000001,): 2.0, (np.nextafter(0.1, 1),): 3.0}, "learning_rate")
-    assert numbers(near.select(learning_rate=0.1)) == [0] and numbers(near.select(learning_rate=0.10000005)) == [
-        0,
-        1,
-        2,
-    ]
+    assert numbers(near.select(learning_rate=0.1)) == [0]
+    assert numbers(near.select(learning_rate=0.10000005)) == [0, 1, 2]
 
 
 def test_groups_have_mean_deviation_and_interval(grid, tmp_path):
