@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,27 @@ def experiment(
         step=step,
         params=params,
     )
+
+
+class Acting:
+    """A split that calls ``action`` when the batches of ``step`` are requested."""
+
+    def __init__(self, source: Any, step: int, action: Callable[[], object]) -> None:
+        self._source, self._step, self._action = source, step, action
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def order(self, seed: Any, steps: Any, batch_size: int) -> Any:
+        if self._step in np.asarray(steps):
+            self._action()
+        return self._source.order(seed, steps, batch_size)
+
+
+def acting(step: int, action: Callable[[], object]) -> jn.Experiment[Config]:
+    """The experiment whose data call ``action`` when the batches of ``step`` are requested."""
+    parts = splits()
+    return experiment(data=parts._replace(train=Acting(parts.train, step, action)))
 
 
 HOW: dict[str, Any] = {"steps_per_call": 5, "report_every": 5, "eval_every": 10, "progress": "none"}

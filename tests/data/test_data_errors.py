@@ -14,11 +14,9 @@ from jaxnn.data import Tokenizer, arrays, iterable, mixture, text_arrays
 from jaxnn.types import Batch, ConfigError, DataError, Splits
 from tests import tiny
 from tests.data.test_arrays import batch_of
-from tests.data.test_sources import count, points
+from tests.data.test_sources import COLUMNS, OPTIONS, TEST, count, points
 from tests.data.test_stream import IMAGE, Counting, Listing, noise
-from tests.data.test_tables import COLUMNS, OPTIONS, TEST
-from tests.data.test_texts import REVIEWS, SHORT, TRAIN
-from tests.data.written import write, write_all
+from tests.data.test_texts import REVIEWS, SHORT, TRAIN, write, write_all
 
 SECONDS = 1.7e9 + np.arange(40) / 7  # since 1970
 GOOD = (np.zeros((5, 2), np.float32), np.zeros(5, np.int32))

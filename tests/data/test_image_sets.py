@@ -21,7 +21,7 @@ from sklearn.model_selection import train_test_split
 from jaxnn import data
 from jaxnn.data import cifar10, data_dir, fashion_mnist, fetch, mnist, read_idx
 from jaxnn.types import DataError
-from tests.data.written import write
+from tests.data.test_texts import write
 
 
 @contextlib.contextmanager

@@ -14,7 +14,21 @@ import jaxnn as jn
 from jaxnn.data import Tokenizer, char_corpus, encode_text, read_csv, text_arrays, text_folder, vocabulary, word_corpus
 from jaxnn.record import data_fingerprint
 from jaxnn.types import DataError, Splits
-from tests.data.written import write, write_all
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    """Writes a file and its folders; text in UTF-8, with surrogates for bytes that are not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogateescape"))
+    return path
+
+
+def write_all(root: Path, files: dict[str, str]) -> Path:
+    """Writes ``files``, texts by their path in ``root``, and returns it."""
+    for name, text in files.items():
+        write(root / name, text)
+    return root
+
 
 SENTENCES = ["The cat sat.", "the dog; the CAT's dog", "a-cat"]
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"

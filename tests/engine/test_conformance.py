@@ -84,11 +84,6 @@ def tables(seed: int) -> Batch:
     return images(seed)._replace(inputs={"numbers": vectors(seed).inputs, "categories": categories})
 
 
-def two_classes(seed: int) -> Batch:
-    """Sequences of two classes."""
-    return texts(seed)._replace(targets=np.arange(BATCH_SIZE) % 2)
-
-
 def successors(seed: int) -> Batch:
     """Sequences and, for each token, the next one; those of padding and all of the first device's are ignored."""
     batch = texts(seed)
@@ -119,10 +114,11 @@ TRANSFORMER = {"num_layers": 1, "features": 8, "num_heads": 2, "max_length": TIM
 ENCODER = {"num_layers": 2, "features": 4, "num_heads": 2, "dropout": 0.25, "remat": True, "scan": True}
 LATENTS = models.VAE(CNN(4, blocks=((3,),), dense=()), models.ConvDecoder((4, 4, 1), features=(3,)))
 BAG = models.FastText(1, vocabulary_size=7, features=4, pad_id=0)
+TWO_CLASSES = lambda seed: texts(seed)._replace(targets=np.arange(BATCH_SIZE) % 2)  # noqa: E731
 FAST = {
     "MLP": Row(classification, MLP((16, 3), dropout=0.25), images, SMOOTHED),
     "CNN with batch norm": Row(classification, CNN(3, **CONVOLUTIONS, batch_norm=True), images, SMOOTHED),
-    "FastText": Row(binary_classification, BAG, two_classes, SMOOTHED),
+    "FastText": Row(binary_classification, BAG, TWO_CLASSES, SMOOTHED),
     "a user's module": Row(regression, Normed(), numbers),
     "a plain pair": Row(regression, tiny.MODEL, vectors),
     "MLP in bfloat16": Row(classification, MLP((8, 3)), images, HALF, 2e-2, NARROW),

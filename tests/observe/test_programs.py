@@ -282,10 +282,8 @@ def test_ledger_adds_up():
     ledger = [first, observe.Compilation("evaluate", "first evaluation", 0.5, 0.25, 0.125, True, 3.0)]
     # 1 + 2 + 4 = 7 seconds, then 0.5 + 0.25 + 0.125 = 0.875.
     counts = {"num_compilations": 2, "num_cache_hits": 1, "seconds": 7.875, "saved_seconds": 3.0}
-    assert (
-        observe.compile_totals(ledger)
-        == {"trace_seconds": 1.5, "lower_seconds": 2.25, "compile_seconds": 4.125} | counts
-    )
+    stages = {"trace_seconds": 1.5, "lower_seconds": 2.25, "compile_seconds": 4.125}
+    assert observe.compile_totals(ledger) == stages | counts
 
 
 OWN, PLAIN = jn.nn.Conv(2, (3, 3)), linen.Conv(2, (3, 3))
@@ -312,9 +310,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 def test_implementations_and_plain_convolutions_of_a_training_step(name):
     function, plain = FUNCTIONS[name], jax.checkpoint(PLAIN.apply)
     step = jax.jit(jax.grad(lambda variables: function(variables, X).sum()))
-    assert [*observe.implementations(step, VARIABLES)] == ["convolution"] and observe.plain_convolutions(
-        step, VARIABLES
-    ) == 0
+    assert [*observe.implementations(step, VARIABLES)] == ["convolution"]
+    assert observe.plain_convolutions(step, VARIABLES) == 0
     # Those that are no layer's count without their gradients.
     two = jax.grad(lambda variables: plain(variables, function(variables, PLAIN.apply(variables, X))).sum())
     assert observe.plain_convolutions(two, VARIABLES) == 2

@@ -22,7 +22,6 @@ from jaxnn.record import is_locked, read_metrics
 from jaxnn.run import interruptible
 from jaxnn.types import TrainingError
 from tests import processes, shell, tiny
-from tests.acting import acting
 from tests.record.files import contents
 
 
@@ -114,7 +113,7 @@ def interrupt_twice() -> None:
 def test_exception_in_user_code_and_second_signal_end_a_run_at_once(whole, tmp_path, action, error, status):
     path = tmp_path / "run"
     with pytest.raises(error):
-        tiny.fit(acting(15, action), path, resident=False, checkpoint_every=5)
+        tiny.fit(tiny.acting(15, action), path, resident=False, checkpoint_every=5)
     facts = tiny.read(path)
     assert facts["status"] == facts["summary"]["status"] == status and not is_locked(path)
     assert [line["step"] for line in read_metrics(path)] == [5, 10, 15]
@@ -125,7 +124,7 @@ def test_exception_in_user_code_and_second_signal_end_a_run_at_once(whole, tmp_p
 
 def test_first_signal_ends_the_window_and_saves(whole, tmp_path, capsys):
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    run = tiny.fit(acting(7, lambda: os.kill(os.getpid(), signal.SIGTERM)), tmp_path / "run", resident=False)
+    run = tiny.fit(tiny.acting(7, lambda: os.kill(os.getpid(), signal.SIGTERM)), tmp_path / "run", resident=False)
     assert "stopping after the current window" in capsys.readouterr().err
     assert run.summary.status == tiny.read(tmp_path / "run")["status"] == "interrupted"
     assert int(run.state.step) == run.summary.step == 10
@@ -138,7 +137,7 @@ def test_first_signal_ends_the_window_and_saves(whole, tmp_path, capsys):
 
 
 def test_interrupted_script_exits_with_75_if_it_can_be_resumed(tmp_path, capsys):
-    main = functools.partial(jn.main, acting(7, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    main = functools.partial(jn.main, tiny.acting(7, lambda: os.kill(os.getpid(), signal.SIGINT)))
     flags = "--steps-per-call 5 --report-every 5 --eval-every 10 --resident False --progress none".split()
     for checkpoint_every, status in (("None", 75), ("0", 130)):
         path = tmp_path / checkpoint_every
@@ -149,7 +148,7 @@ def test_interrupted_script_exits_with_75_if_it_can_be_resumed(tmp_path, capsys)
 
 
 def test_an_interrupted_run_ends_the_sweep_that_was_to_start_from_it(tmp_path):
-    inner = acting(15, lambda: signal.raise_signal(signal.SIGINT))
+    inner = tiny.acting(15, lambda: signal.raise_signal(signal.SIGINT))
     outer = dataclasses.replace(tiny.experiment(), params=lambda config: tiny.fit(inner, resident=False).state)
     with pytest.raises(KeyboardInterrupt):
         jn.sweep(outer, jn.grid(learning_rate=[0.1, 0.2]), run_dir=tmp_path / "sweep", **tiny.HOW)

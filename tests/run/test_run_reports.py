@@ -23,7 +23,6 @@ from jaxnn.observe import Clock
 from jaxnn.record import Checkpoints
 from jaxnn.run import Watch, speed_hint, watching
 from tests import tiny
-from tests.acting import acting
 
 # Seconds: what is a stall, and how long these tests hang.
 BOUND, HANG = 0.2, 0.7
@@ -134,7 +133,7 @@ def no_watchdog_left() -> Iterator[None]:
 
 def slow_data(action: Callable[[], object] = lambda: None) -> jn.Experiment[tiny.Config]:
     """The tiny experiment; the data of step 12 take ``HANG``, then ``action`` is called."""
-    return acting(12, lambda: (time.sleep(HANG), action()))
+    return tiny.acting(12, lambda: (time.sleep(HANG), action()))
 
 
 def slow_device(step: int) -> jn.Experiment[tiny.Config]:
@@ -181,7 +180,7 @@ def test_slow_device_is_reported(capfd):
 def test_watchdog_is_quiet_in_a_healthy_run_and_absent_at_0(capfd):
     seen: list[int] = []
     for stall_after in (30.0, 0):
-        data = acting(5, lambda: seen.append(len(watchdogs())))
+        data = tiny.acting(5, lambda: seen.append(len(watchdogs())))
         run = tiny.fit(data, resident=False, stall_after=stall_after, progress="plain")
         assert run.summary.stalls == () and "stalled" not in dict(run.summary.rows())
     assert seen == [1, 0] and capfd.readouterr().err == ""
