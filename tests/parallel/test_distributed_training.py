@@ -233,8 +233,6 @@ def test_wrong_devices_axes_and_strategies_are_named(call, words):
         call()
 
 
-pytestmark = [pytest.mark.slow]
-
 SECONDS = 150
 
 
@@ -262,6 +260,7 @@ def steps_of(path: Path) -> list[int]:
     return [int(found.name) for found in (path / "checkpoints").glob("[0-9]*") if found.name.isdecimal()]
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_resumes_a_run_as_one_trains_it_and_one_of_them_records(tmp_path):
     path = tmp_path / "run"
     fit(20, path, devices=2, strategy="fsdp")
@@ -281,6 +280,7 @@ def test_any_number_of_processes_resumes_a_run_as_one_trains_it_and_one_of_them_
     assert layouts == ["fsdp data=2 → pmap data=4", "pmap data=4 → fsdp data=4", "fsdp data=4 → data data=2"]
 
 
+@pytest.mark.slow
 def test_signal_to_one_process_stops_all_at_one_step_to_resume_from_bitwise(tmp_path):
     path, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
     flags = ("--strategy", "data", "--eval-every", 0)
@@ -348,6 +348,7 @@ def fit(**other):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_save_one_state_and_report_the_same_errors_and_differences(tmp_path):
     *first, last = DIFFERENCES.values()
     code = f"FOLDER = {str(tmp_path)!r}\n{STATE}{FIT}"
@@ -405,6 +406,7 @@ def streamed(root: str, strategy: str) -> tuple[list[dict[str, float]], dict[str
     return [{name: line[name] for name in kept} for line in run._trainer.logs[0].lines], opened
 
 
+@pytest.mark.slow
 def test_streams_train_as_in_one_process_and_each_reads_its_rows(tmp_path):
     write_images(tmp_path)
     expected, _ = streamed(str(tmp_path), "data")

@@ -204,7 +204,6 @@ def test_open_run_of_a_killed_one(run, tmp_path):
         jn.open_run(tmp_path, tiny.experiment())
 
 
-pytest.importorskip("flatbuffers", reason="StableHLO files need jaxnn[export]")
 IMAGES = np.random.default_rng(0).integers(0, 256, (11, 8, 8, 1)).astype(np.uint8)
 TOKENS = np.random.default_rng(0).integers(0, 7, (11, 5)).astype(np.int32)
 M = jn.models
@@ -226,6 +225,8 @@ def task_of(model: Any) -> jn.Task:
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, jn.Run]:
+    pytest.importorskip("flatbuffers", reason="StableHLO files need jaxnn[export]")
+
     def run_of(model: Any, inputs: np.ndarray) -> jn.Run:
         data, optimizer = jn.data.arrays((inputs, np.arange(11))), jn.optim.with_ema(optax.sgd(9.0), 0.5)
         parts = {"task": lambda config: task_of(model), "optimizer": lambda config: optimizer}
