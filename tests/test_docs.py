@@ -83,10 +83,8 @@ def test_api_pages_cover_every_public_name():
     assert modules | by_name | {"jaxnn"} <= documented
 
 
-NAMES_OF_MODULES = (
-    "data models nn observe optim search steps tasks testing trees bench parallel record sweeps schedules"
-)
-MODULES = {"jaxnn": jn} | {f"jaxnn.{name}": getattr(jn, name) for name in NAMES_OF_MODULES.split()}
+PACKAGES = "data models nn observe optim search steps tasks testing trees bench parallel record sweeps schedules"
+MODULES = {"jaxnn": jn} | {f"jaxnn.{name}": getattr(jn, name) for name in PACKAGES.split()}
 # Public functions and classes, each once, by their shortest name; exceptions are seen where they are raised.
 PUBLIC: dict[str, Any] = {}
 for module_name, module in MODULES.items():

@@ -103,11 +103,8 @@ def test_damaged_results_are_errors(tmp_path):
 
 
 def test_merge_makes_one_table_with_speedups_of_equal_settings(tmp_path):
-    for folder, made in {
-        "laptop": results(),
-        "server": results(GPU, 0.025),
-        "full": results(GPU, settings=ACTIVATIONS.full),
-    }.items():
+    full = results(GPU, settings=ACTIVATIONS.full)
+    for folder, made in (("laptop", results()), ("server", results(GPU, 0.025)), ("full", full)):
         write_page(made, tmp_path / folder, {}, ())
     merged = merge([tmp_path / "laptop", tmp_path / "server"], tmp_path / "both")
     assert list(merged["activations"].parts) == [CPU, GPU] and read_results(tmp_path / "both") == merged

@@ -95,9 +95,8 @@ def test_inputs_and_targets_may_be_trees():
     assert batch.inputs["nested"][1].tolist() == [1.0, 1.0] and batch.targets["class"].tolist() == [2, 0]
     alone = arrays(train=inputs)
     assert alone.train.targets is None and alone.train.as_batch(alone.train.examples).targets is None
-    assert repr(alone) == (
-        "Splits(arrays: 4 train, inputs {image: uint8 [3], nested.0: int32 [2], nested.1: float32 []})"
-    )
+    shapes = "image: uint8 [3], nested.0: int32 [2], nested.1: float32 []"
+    assert repr(alone) == f"Splits(arrays: 4 train, inputs {{{shapes}}})"
 
 
 def test_gather_takes_rows_and_scales_bytes():

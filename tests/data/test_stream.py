@@ -169,11 +169,7 @@ class Wrong(Exception):
         (Counting(at7=DataError("x.jpg is bad.")), None, r"^x\.jpg is bad\.$"),
         (Counting(at7=SystemExit(0)), None, r"cannot be read: SystemExit\(0\)"),
         (Counting(), lambda rng, image: image[:1], r"augmented input of example \d+ of train is uint8 \(1, 3\) but "),
-        (
-            Counting(),
-            lambda rng, image: image[99],
-            r"augmenting example \d+ of train failed with IndexError: .*\(test_",
-        ),
+        (Counting(), lambda rng, image: image[99], r"augmenting example \d+ of train failed with IndexError.*\(test_"),
     ),
 )
 def test_errors_in_a_step_end_the_batches(reader, augment, message):

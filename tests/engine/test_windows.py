@@ -20,10 +20,8 @@ from tests import tiny
 NAN = math.nan
 
 # num_steps, report_every, eval_every, checkpoint_every, steps_per_call: coprime, absent, equal, longer than the run.
-PLANS = [
-    with_tails(Plan(*numbers))
-    for numbers in itertools.product((1, 23, 60), (1, 7, 100), (0, 10), (0, 4, 100), (1, 3, 16))
-]
+NUMBERS = itertools.product((1, 23, 60), (1, 7, 100), (0, 10), (0, 4, 100), (1, 3, 16))
+PLANS = [with_tails(Plan(*numbers)) for numbers in NUMBERS]
 
 
 def windows(plan: Plan, step: int = 0) -> list[tuple[int, int]]:

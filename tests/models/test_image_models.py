@@ -159,6 +159,7 @@ OVERLAPPING = {"pool": (3, 2), "pool_strides": (2, 1), "pooling": (max_pool, avg
 # Without the first convolution; halved, added in its second block; another number of channels.
 STAGES = ((1, 4, 1, 1), (2, 4, 2, 2), (2, 3, 1, 1))
 TINY_UNET = UNet(2, features=4, multipliers=(1, 2), num_groups=2)
+PERIODIC: dict[str, Any] = {"embedding_features": 5, "frequencies": 2, "frequency_scale": 1.0}
 # A model, its inputs, and its outputs by layers of Flax.
 CASES: dict[str, tuple[linen.Module, Any, Callable[[Any, Any], jax.Array]]] = {
     "MLP": (MLP((3, 9)), GRAY, in_order(flatten, linen.Dense(3), RELU, linen.Dense(9))),
@@ -184,11 +185,7 @@ CASES: dict[str, tuple[linen.Module, Any, Callable[[Any, Any], jax.Array]]] = {
     "WideResNet": (WideResNet(5, depth=10, width=1), IMAGES, wide),
     "UNet": (WithTime(TINY_UNET), TINY, partial(unet, linen.GroupNorm(2))),
     "UNet of layer norms": (WithTime(TINY_UNET.clone(num_groups=None)), TINY, partial(unet, linen.LayerNorm())),
-    "TableMLP": (
-        TableMLP((3,), num_categories=(4, 2), embedding_features=5, frequencies=2, frequency_scale=1.0),
-        TABLE,
-        table,
-    ),
+    "TableMLP": (TableMLP((3,), num_categories=(4, 2), **PERIODIC), TABLE, table),
 }
 
 

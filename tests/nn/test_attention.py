@@ -233,10 +233,8 @@ def test_nan_and_infinity_reach_only_queries_that_see_them(implementation):
     weights = weights_of(arrays[0])
     for garbage in (np.nan, np.inf):
         slopes, short, causal = run(arrays, garbage)
-        for (gradients, output), how in [
-            *((found, HIDDEN[0]) for found in slopes),
-            (short, {"query_lengths": [4] * BATCH}),
-        ]:
+        cases = [*((found, HIDDEN[0]) for found in slopes), (short, {"query_lengths": [4] * BATCH})]
+        for (gradients, output), how in cases:
             expected, exact, _ = by_hand(arrays, weights, **how)
             near(output, expected)
             jax.tree.map(near, gradients, exact)

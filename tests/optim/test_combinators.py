@@ -191,9 +191,8 @@ def test_extra_arguments_reach_an_optimizer_that_takes_them():
         return got
 
     takes_value = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
-    got = jax.jit(
-        lambda: [[second_update(wrap, each) for each in (takes_value, optax.scale(-1.0))] for wrap in WRAPPERS]
-    )()
+    inner = takes_value, optax.scale(-1.0)
+    got = jax.jit(lambda: [[second_update(wrap, each) for each in inner] for wrap in WRAPPERS])()
     assert np.array_equal(got, [[7.0, -0.5]] * len(WRAPPERS))
 
 
@@ -242,9 +241,8 @@ def test_an_overflow_skips_the_update_and_halves_the_scale():
 
 
 def test_an_overflow_on_one_device_skips_the_update_on_all():
-    task = jn.tasks.averaged_over(
-        jn.tasks.classification(tiny.MODEL, policy=jn.nn.Policy(compute="float16")), "devices"
-    )
+    narrow = jn.tasks.classification(tiny.MODEL, policy=jn.nn.Policy(compute="float16"))
+    task = jn.tasks.averaged_over(narrow, "devices")
     optimizer = jn.optim.with_loss_scale(jn.optim.with_norms(optax.sgd(0.1)), init_scale=2.0**12)
     inputs, labels = tiny.points(8)
     inputs[4:] *= 1e3  # those of the second device

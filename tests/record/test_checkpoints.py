@@ -292,10 +292,8 @@ def test_newest_undamaged_checkpoint_is_restored_and_damaged_ones_are_moved(copy
     restored = checkpoints.restore_newest(make_state(0))
     assert restored is not None and restored.step == 1
     assert_equal(restored.state, make_state(1))
-    assert restored.damaged == [
-        (3, f"its file default/_METADATA {CHANGED}"),
-        (2, "its file checkpoint.json is missing"),
-    ]
+    damages = {3: f"its file default/_METADATA {CHANGED}", 2: "its file checkpoint.json is missing"}
+    assert restored.damaged == [*damages.items()]
     for step, what in restored.damaged:
         message = checkpoints.set_aside(step, what)
         assert message.startswith(f"the checkpoint of step {step} is damaged, {what}")

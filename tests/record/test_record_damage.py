@@ -299,10 +299,8 @@ def test_unwritable_last_checkpoint_fails_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(Checkpoints, "close", refuse)
     reports = iterate(tmp_path / "left")
     next(reports)
-    for path, end in (
-        (tmp_path / "run", lambda: tiny.fit(tiny.experiment(), tmp_path / "run")),
-        (tmp_path / "left", reports.close),
-    ):
+    ends = {"run": lambda: tiny.fit(tiny.experiment(), tmp_path / "run"), "left": reports.close}
+    for path, end in ((tmp_path / name, end) for name, end in ends.items()):
         with pytest.raises(RecordError, match="mine"):
             end()
         facts = tiny.read(path)

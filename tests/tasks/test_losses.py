@@ -206,10 +206,8 @@ def test_evaluation_of_a_split_is_the_mean_over_its_tokens_and_perplexity_is_mon
     rng = np.random.default_rng(0)
     logits, tokens = rng.normal(size=(10, 6, 5)).astype(np.float32), rng.integers(0, 5, (10, 6)).astype(np.int32)
     splits = jn.data.arrays((logits, tokens), test=(logits, tokens), num_classes=5)
-    experiment = tiny.experiment(
-        data=splits, task=lambda config: next_token(SCALE, ignore=0), batch_size=4, num_steps=4
-    )
-    run = tiny.fit(experiment, monitor="perplexity", eval_every=2)
+    parts = {"data": splits, "task": lambda config: next_token(SCALE, ignore=0)}
+    run = tiny.fit(tiny.experiment(**parts, batch_size=4, num_steps=4), monitor="perplexity", eval_every=2)
     outputs = np.asarray(run.predict(logits))
     chosen = np.take_along_axis(outputs, tokens[..., None], axis=-1)[..., 0] - np.log(np.exp(outputs).sum(-1))
     loss = -float(np.mean(chosen[tokens != 0]))

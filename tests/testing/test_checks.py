@@ -54,16 +54,10 @@ TASKS = {
     "a mean of masked values": (evaluating(lambda each, mask: (each * mask).mean()), "sums"),
     "a sum of padding too": (evaluating(lambda each, mask: each.sum()), "padding"),
     "an unused parameter": (losing(lambda params, batch: jnp.square(params["kernel"]).sum()), "parameters"),
-    "a loss of the batch": (
-        losing(lambda params, batch: nats(params, batch).sum() / nats(params, batch).max()),
-        "pmap",
-    ),
+    "a loss of a batch": (losing(lambda params, batch: nats(params, batch).sum() / nats(params, batch).max()), "pmap"),
     "a loss that ignores the mask": (losing(lambda params, batch: nats(params, batch).mean()), "padded step"),
     "an overflow": (losing(lambda params, batch: jnp.exp(100 * (1 + nats(params, batch).mean()))), "parameters"),
-    "a number made while tracing": (
-        losing(lambda params, batch: nats(params, batch).mean() * (2 + next(calls))),
-        "jit",
-    ),
+    "a number made in a trace": (losing(lambda params, batch: nats(params, batch).mean() * (2 + next(calls))), "jit"),
 }
 
 
