@@ -3,6 +3,7 @@
 import ast
 import doctest
 import functools
+import importlib
 import inspect
 import json
 import re
@@ -83,8 +84,9 @@ def test_api_pages_cover_every_public_name():
     assert modules | by_name | {"jaxnn"} <= documented
 
 
-PACKAGES = "data models nn observe optim search steps tasks testing trees bench parallel record sweeps schedules"
-MODULES = {"jaxnn": jn} | {f"jaxnn.{name}": getattr(jn, name) for name in PACKAGES.split()}
+PACKAGES = "data models nn observe optim search steps tasks testing trees bench parallel record sweeps"
+MODULES = {name: importlib.import_module(name) for name in ("jaxnn", *(f"jaxnn.{name}" for name in PACKAGES.split()))}
+MODULES["jaxnn.schedules"] = jn.schedules
 # Public functions and classes, each once, by their shortest name; exceptions are seen where they are raised.
 PUBLIC: dict[str, Any] = {}
 for module_name, module in MODULES.items():
