@@ -204,6 +204,29 @@ def test_values_and_gradients_are_exact(implementation):
             assert_exact(cases[name], cases[name].arrays(dtype), results, tolerance, name)
 
 
+def test_results_have_the_errors_of_their_own_sums():
+    # Winograd's method, of tiles of 4x4 outputs here and of 2x2 for the gradient of the inputs, computes others together.
+    case = Case((10, 11), (3, 3), (1, 1), features=(16, 32), batch=4)
+    (x, kernel), weights = jax.device_get(case.arrays()), np.asarray(draws.normal(2, 4, 10, 11, 32))
+    scales = np.float32(10.0) ** np.random.default_rng(0).integers(-6, 6, (4, 10, 11, 1))
+    window = np.zeros((10, 11, 1), bool)
+    window[3:8, 2:7] = True
+    uneven = {"zeros": (x * window, weights * window), "scales": (x * scales, weights * scales[::-1])}
+    uneven |= {"background": (np.where(window, x, 0.001), weights), "corner": (x.copy(), weights)}
+    uneven["corner"][0][0, 0, 0] = 1e6
+    for value in (1e6, 1e37, np.inf, np.nan):
+        uneven[f"{value}"] = x.copy(), weights
+        uneven[f"{value}"][0][0, 5, 5, :3] = value
+    run = jax.jit(lambda x, weights: [(value := jax.vjp(case.function(), x, kernel))[0], *value[1](weights)])
+    for name, (x, weights) in uneven.items():
+        with np.errstate(invalid="ignore"):
+            expected = case.exact(x, kernel, weights)
+            sizes = case.exact(np.abs(x), np.full_like(kernel, np.abs(kernel).max()), np.abs(weights))
+            for found, right, size in zip(run(x, weights), expected, sizes, strict=True):
+                is_right = (np.abs(found - right) <= 1e-5 * size) | (found == right) | np.isnan(found) & np.isnan(right)
+                assert np.all(is_right), name
+
+
 def test_convolutions_run_where_jit_is_disabled_and_nan_is_found():
     arrays = DENSE.arrays()
     with jax.disable_jit():

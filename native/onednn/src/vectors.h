@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
-#define JAXNN_INLINE inline __attribute__((always_inline))
+#define JAXNN_INLINED __attribute__((always_inline))  // a lambda: it has none of the attributes of its function
+#define JAXNN_INLINE inline JAXNN_INLINED
 #define JAXNN_UNROLL _Pragma("GCC unroll 32")
 #define JAXNN_AVX2 __attribute__((target("avx2,fma")))
 #define JAXNN_AVX512 __attribute__((target("avx512f,avx512vl,avx512dq,fma")))
@@ -25,9 +26,12 @@ enum class Isa { kPlain, kAvx2, kAvx512 };
 template <int kLanes>
 struct Of {
   typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
+  typedef int32_t Integers __attribute__((vector_size(kLanes * sizeof(float))));
 };
 template <int kLanes>
 using Vector = typename Of<kLanes>::Vector;
+template <int kLanes>
+using Integers = typename Of<kLanes>::Integers;
 
 // The first `count` lanes; the others are 0.
 template <int kLanes>

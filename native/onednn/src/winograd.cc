@@ -2,6 +2,9 @@
 
 #include "winograd.h"
 
+#include <algorithm>
+#include <limits>
+
 namespace jaxnn {
 namespace {
 
@@ -75,7 +78,8 @@ struct Maps<4> {
   }
 };
 
-// Panels of a transformed kernel, [places, in, width]: each is of two vectors of outputs, or the last of one.
+// Panels of a transformed kernel, [places, in, width]: each is of two vectors of outputs, or the last of one. The last
+// nine places are the kernel itself, for direct sums.
 template <int kLanes>
 JAXNN_INLINE int64_t panel_width(int64_t out, int64_t first) {
   return out - first >= 2 * kLanes ? 2 * kLanes : kLanes;
@@ -84,7 +88,7 @@ JAXNN_INLINE int64_t panel_width(int64_t out, int64_t first) {
 template <int kLanes, int kSide>
 JAXNN_INLINE void transform(const Tiling& g, const float* kernel, bool flipped, int64_t first, int64_t last, float* to) {
   using V = Vector<kLanes>;
-  constexpr int kEdge = kSide + 2, kPlaces = kEdge * kEdge;
+  constexpr int kEdge = kSide + 2, kDirect = kEdge * kEdge, kPlaces = kDirect + 9;
   const int64_t out = flipped ? g.in : g.out, size = g.in * g.out;  // of the kernel
   for (int64_t i = first; i < last; ++i) {
     for (int64_t o = 0; o < out; o += kLanes) {
@@ -93,7 +97,7 @@ JAXNN_INLINE void transform(const Tiling& g, const float* kernel, bool flipped, 
         V k[3];
         JAXNN_UNROLL for (int x = 0; x < 3; ++x) {
           const int at = 3 * y + x;
-          k[x] = load<kLanes>(kernel + (flipped ? 8 - at : at) * size + i * out + o);
+          k[x] = all[kDirect + at] = load<kLanes>(kernel + (flipped ? 8 - at : at) * size + i * out + o);
         }
         Maps<kSide>::kernel(k, rows[y]);
         JAXNN_UNROLL for (int x = 0; x < kEdge; ++x) columns[x][y] = rows[y][x];
@@ -121,6 +125,7 @@ template <int kSide>
 struct Place {
   int64_t image, row, column;
 
+  Place() = default;
   JAXNN_INLINE Place(const Tiling& g, int64_t tile)
       : image(tile / (g.rows() * g.columns())),
         row(tile / g.columns() % g.rows() * kSide),
@@ -132,39 +137,179 @@ struct Place {
   }
 };
 
-// Of `count` tiles, the transformed inputs as [places, in / kLanes, kTiles, kLanes]. `zeros` are as many as features.
-template <int kLanes, int kSide>
-JAXNN_INLINE void transform_inputs(const Tiling& g, const float* input, Place<kSide> place, int64_t count,
-                                   const float* zeros, float* to) {
-  using V = Vector<kLanes>;
-  constexpr int kEdge = kSide + 2;
-  for (int64_t tile = 0; tile < count; ++tile, place.advance(g)) {
+// Where the inputs of a tile are; beyond the input they are `zeros`, as many as features.
+template <int kSide>
+struct Inputs {
+  static constexpr int kEdge = kSide + 2;
+  const float* at[kEdge][kEdge];
+
+  JAXNN_INLINE Inputs(const Tiling& g, const float* input, const Place<kSide>& place, const float* zeros) {
     const int64_t top = place.row - g.top, left = place.column - g.left;
     const float* const corner = input + ((place.image * g.height + top) * g.width + left) * g.in;
     const bool is_inside = top >= 0 && left >= 0 && top + kEdge <= g.height && left + kEdge <= g.width;
-    const float* at[kEdge][kEdge];
     for (int y = 0; y < kEdge; ++y)
       for (int x = 0; x < kEdge; ++x) {
         const bool has = is_inside || (top + y >= 0 && top + y < g.height && left + x >= 0 && left + x < g.width);
         at[y][x] = has ? corner + (y * g.width + x) * g.in : zeros;
       }
-    for (int64_t feature = 0; feature < g.in; feature += kLanes) {
-      V rows[kEdge][kEdge];
+  }
+};
+
+// Sizes of floats as the integers of their bits, whose order is the same; those that are not finite are the largest.
+template <int kLanes>
+JAXNN_INLINE Integers<kLanes> sizes(const Vector<kLanes>& x) {
+  Integers<kLanes> bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits & 0x7fffffff;
+}
+
+template <typename V>
+JAXNN_INLINE V larger(const V& a, const V& b) {
+  return a > b ? a : b;
+}
+
+// The largest lane of each of four vectors.
+template <int kLanes>
+JAXNN_INLINE Integers<4> largest(const Integers<kLanes>* of) {
+  Integers<4> parts[4];
+  JAXNN_UNROLL for (int i = 0; i < 4; ++i) {
+    Integers<4> quarters[kLanes / 4];
+    std::memcpy(quarters, of + i, sizeof quarters);
+    parts[i] = quarters[0];
+    JAXNN_UNROLL for (int k = 1; k < kLanes / 4; ++k) parts[i] = larger(parts[i], quarters[k]);
+  }
+  const auto merged = [](Integers<4> a, Integers<4> b) JAXNN_INLINED {
+    return larger(__builtin_shuffle(a, b, Integers<4>{0, 2, 4, 6}), __builtin_shuffle(a, b, Integers<4>{1, 3, 5, 7}));
+  };
+  return merged(merged(parts[0], parts[1]), merged(parts[2], parts[3]));
+}
+
+// Below what size the inputs of a window are small in a tile whose largest has this size: an eighth of it. In a tile of
+// numbers whose transformed ones may be infinite, or of such that are not finite, all windows are.
+JAXNN_INLINE int32_t small_below(int32_t largest) {
+  constexpr int32_t kExponent = 1 << 23, kHuge = (127 + 100) * kExponent;  // 2^100
+  return largest >= kHuge ? std::numeric_limits<int32_t>::max() : largest - 3 * kExponent;
+}
+
+// The size of the largest input of a tile, or -1 if it is sure that no window is small.
+template <int kLanes, int kSide>
+JAXNN_INLINE int32_t largest_unless_even(const Tiling& g, const Inputs<kSide>& inputs) {
+  constexpr int kEdge = kSide + 2, kMiddle = kEdge / 2 - 1;
+  Integers<kLanes> middle[4] = {}, others[4] = {};  // each window has one of the four inputs in the middle
+  for (int64_t feature = 0; feature < g.in; feature += kLanes)
+    JAXNN_UNROLL for (int y = 0; y < kEdge; ++y)
       JAXNN_UNROLL for (int x = 0; x < kEdge; ++x) {
-        V column[kEdge], mapped[kEdge];
-        JAXNN_UNROLL for (int y = 0; y < kEdge; ++y) column[y] = load<kLanes>(at[y][x] + feature);
-        Maps<kSide>::input(column, mapped);
-        JAXNN_UNROLL for (int y = 0; y < kEdge; ++y) rows[y][x] = mapped[y];
+        const int row = y - kMiddle, column = x - kMiddle;
+        const bool is_middle = (row == 0 || row == 1) && (column == 0 || column == 1);
+        auto& most = is_middle ? middle[2 * row + column] : others[x % 4];
+        most = larger(most, sizes<kLanes>(load<kLanes>(inputs.at[y][x] + feature)));
       }
-      float* const first = to + feature * kTiles + tile * kLanes;
-      JAXNN_UNROLL for (int y = 0; y < kEdge; ++y) {
-        V mapped[kEdge];
-        Maps<kSide>::input(rows[y], mapped);
-        JAXNN_UNROLL for (int x = 0; x < kEdge; ++x) store<kLanes>(mapped[x], first + (kEdge * y + x) * kTiles * g.in);
-      }
+  const Integers<kLanes> rest = larger(larger(others[0], others[1]), larger(others[2], others[3]));
+  const Integers<kLanes> same[4] = {rest, rest, rest, rest};
+  const Integers<4> four = largest<kLanes>(middle), all = larger(largest<kLanes>(same), four);
+  const int32_t most = std::max(std::max(all[0], all[1]), std::max(all[2], all[3]));
+  const int32_t least = std::min(std::min(four[0], four[1]), std::min(four[2], four[3]));
+  return most == 0 || least < small_below(most) ? most : -1;
+}
+
+// Writes the transformed inputs of a tile, of those that are [places, in / kLanes, kTiles, kLanes].
+template <int kLanes, int kSide>
+JAXNN_INLINE void transform_inputs(const Tiling& g, const Inputs<kSide>& inputs, float* to) {
+  using V = Vector<kLanes>;
+  constexpr int kEdge = kSide + 2;
+  for (int64_t feature = 0; feature < g.in; feature += kLanes) {
+    V rows[kEdge][kEdge];
+    JAXNN_UNROLL for (int x = 0; x < kEdge; ++x) {
+      V column[kEdge], mapped[kEdge];
+      JAXNN_UNROLL for (int y = 0; y < kEdge; ++y) column[y] = load<kLanes>(inputs.at[y][x] + feature);
+      Maps<kSide>::input(column, mapped);
+      JAXNN_UNROLL for (int y = 0; y < kEdge; ++y) rows[y][x] = mapped[y];
+    }
+    float* const first = to + feature * kTiles;
+    JAXNN_UNROLL for (int y = 0; y < kEdge; ++y) {
+      V mapped[kEdge];
+      Maps<kSide>::input(rows[y], mapped);
+      JAXNN_UNROLL for (int x = 0; x < kEdge; ++x) store<kLanes>(mapped[x], first + (kEdge * y + x) * kTiles * g.in);
     }
   }
 }
+
+// Windows of a tile, a bit for each in the order of its outputs, that are not computed by the products of the tile:
+// their inputs are so small that the rounding of others in the tile would count.
+struct Apart {
+  uint32_t equal = 0;  // nine times the same features
+  uint32_t others = 0;
+  const float* features = nullptr;  // of the first
+  bool is_wide = false;  // one of the tile's inputs is 2^12 times as large as another
+};
+
+// For a tile whose largest input has this size.
+template <int kLanes, int kSide>
+JAXNN_INLINE Apart find_apart(const Tiling& g, const Inputs<kSide>& inputs, int32_t most, const float* zeros) {
+  constexpr int kEdge = kSide + 2;
+  int32_t size[kEdge][kEdge], rows[kEdge][kSide], windows[kSide][kSide];
+  for (int y = 0; y < kEdge; ++y)
+    for (int x = 0; x < kEdge; x += 2) {
+      Integers<kLanes> both[4] = {};
+      for (int64_t feature = 0; feature < g.in; feature += kLanes)
+        for (int i = 0; i < 2; ++i)
+          both[i] = larger(both[i], sizes<kLanes>(load<kLanes>(inputs.at[y][x + i] + feature)));
+      const Integers<4> found = largest<kLanes>(both);
+      size[y][x] = found[0], size[y][x + 1] = found[1];
+    }
+  for (int y = 0; y < kEdge; ++y)
+    for (int x = 0; x < kSide; ++x) rows[y][x] = std::max({size[y][x], size[y][x + 1], size[y][x + 2]});
+  Apart apart;
+  int32_t least = most;
+  for (const auto& row : size)
+    for (int32_t one : row) least = one ? std::min(least, one) : least;
+  apart.is_wide = most - least >= 12 << 23;
+  const int32_t below = most ? small_below(most) : 1;
+  uint32_t small = 0;
+  for (int y = 0; y < kSide; ++y)
+    for (int x = 0; x < kSide; ++x) {
+      windows[y][x] = std::max({rows[y][x], rows[y + 1][x], rows[y + 2][x]});
+      if (windows[y][x] >= below) continue;
+      small |= uint32_t{1} << (kSide * y + x);
+      if (!windows[y][x]) apart.features = zeros;
+      else if (!apart.features) apart.features = inputs.at[y][x];
+    }
+  if (!small) return apart;
+  bool is_equal[kEdge][kEdge];
+  for (int y = 0; y < kEdge; ++y)
+    for (int x = 0; x < kEdge; ++x)
+      is_equal[y][x] = apart.features == zeros ? size[y][x] == 0
+                                               : !std::memcmp(inputs.at[y][x], apart.features, g.in * sizeof(float));
+  for (uint32_t rest = small; rest; rest &= rest - 1) {
+    const int bit = __builtin_ctz(rest), top = bit / kSide, left = bit % kSide;
+    bool all = true;
+    for (int y = top; y < top + 3; ++y)
+      for (int x = left; x < left + 3; ++x) all &= is_equal[y][x];
+    (all ? apart.equal : apart.others) |= rest & -rest;
+  }
+  return apart;
+}
+
+// A tile, and which of its outputs are in the image and computed by its products.
+template <int kSide>
+struct Tile {
+  static constexpr uint32_t kWhole = (uint32_t{1} << (kSide * kSide)) - 1;
+  Place<kSide> place;
+  uint32_t kept;
+
+  static JAXNN_INLINE uint32_t all(const Tiling& g, const Place<kSide>& place) {
+    if (place.row + kSide <= g.out_height && place.column + kSide <= g.out_width) return kWhole;
+    const int64_t height = std::min<int64_t>(g.out_height - place.row, kSide);
+    const int64_t width = std::min<int64_t>(g.out_width - place.column, kSide);
+    uint32_t bits = 0;
+    for (int64_t y = 0; y < height; ++y) bits |= ((uint32_t{1} << width) - 1) << (kSide * y);
+    return bits;
+  }
+  JAXNN_INLINE int64_t output(const Tiling& g, int window) const {
+    const int64_t row = place.row + window / kSide, column = place.column + window % kSide;
+    return ((place.image * g.out_height + row) * g.out_width + column) * g.out;
+  }
+};
 
 // The products of kRows tiles with a panel [depth, kColumns, kLanes].
 template <int kLanes, int kRows, int kColumns>
@@ -186,91 +331,177 @@ JAXNN_INLINE void multiply(const float* tiles, const float* panel, int64_t depth
 
 // Of `count` tiles, the outputs from `first`, of kColumns vectors, from products [places, kTiles, kColumns, kLanes].
 template <int kLanes, int kSide, int kColumns>
-JAXNN_INLINE void write_outputs(const Tiling& g, const float* products, Place<kSide> place, int64_t count,
+JAXNN_INLINE void write_outputs(const Tiling& g, const float* products, const Tile<kSide>* tiles, int count,
                                 int64_t first, float* output) {
   using V = Vector<kLanes>;
-  constexpr int kEdge = kSide + 2;
-  for (int64_t tile = 0; tile < count; ++tile, place.advance(g)) {
-    float* const corner = output + ((place.image * g.out_height + place.row) * g.out_width + place.column) * g.out + first;
-    const int64_t height = g.out_height - place.row, width = g.out_width - place.column;
+  constexpr int kEdge = kSide + 2, kWidth = kColumns * kLanes;
+  for (int tile = 0; tile < count; ++tile) {
+    float some[kSide * kSide * kWidth];  // of a tile of which not all are kept
+    const bool is_whole = tiles[tile].kept == Tile<kSide>::kWhole;
+    float* const corner = is_whole ? output + tiles[tile].output(g, 0) + first : some;
+    const int64_t down = is_whole ? g.out_width * g.out : kSide * kWidth, right = is_whole ? g.out : kWidth;
     for (int c = 0; c < kColumns; ++c) {
       const float* const from = products + (tile * kColumns + c) * kLanes;
       V rows[kSide][kEdge];
       JAXNN_UNROLL for (int x = 0; x < kEdge; ++x) {
         V column[kEdge], mapped[kSide];
         JAXNN_UNROLL for (int y = 0; y < kEdge; ++y)
-          column[y] = load<kLanes>(from + (kEdge * y + x) * kTiles * kColumns * kLanes);
+          column[y] = load<kLanes>(from + (kEdge * y + x) * kTiles * kWidth);
         Maps<kSide>::output(column, mapped);
         JAXNN_UNROLL for (int y = 0; y < kSide; ++y) rows[y][x] = mapped[y];
       }
       JAXNN_UNROLL for (int y = 0; y < kSide; ++y) {
-        if (y >= height) break;
         V mapped[kSide];
         Maps<kSide>::output(rows[y], mapped);
-        float* const to = corner + y * g.out_width * g.out + c * kLanes;
-        JAXNN_UNROLL for (int x = 0; x < kSide; ++x)
-          if (x < width) store<kLanes>(mapped[x], to + x * g.out);
+        float* const to = corner + y * down + c * kLanes;
+        JAXNN_UNROLL for (int x = 0; x < kSide; ++x) store<kLanes>(mapped[x], to + x * right);
       }
+    }
+    if (is_whole) continue;
+    for (uint32_t rest = tiles[tile].kept; rest; rest &= rest - 1) {
+      const int window = __builtin_ctz(rest);
+      std::memcpy(output + tiles[tile].output(g, window) + first, some + window * kWidth, kWidth * sizeof(float));
     }
   }
 }
 
-// Sums stay in registers: of kRows tiles and two vectors of outputs, or of kLong tiles and one.
+// Windows that are summed directly, as many at once as tiles.
+template <int kLanes>
+struct Direct {
+  float* inputs;  // [9, in / kLanes, kTiles, kLanes]
+  int count = 0;
+
+  template <int kSide>
+  JAXNN_INLINE void add(const Tiling& g, const Inputs<kSide>& from, int window) {
+    for (int at = 0; at < 9; ++at) add(g, from.at[window / kSide + at / 3][window % kSide + at % 3], at);
+  }
+  JAXNN_INLINE void add(const Tiling& g, const float* features, int at) {
+    float* const to = inputs + (at * g.in * kTiles) + count * kLanes;
+    for (int64_t i = 0; i < g.in; i += kLanes) store<kLanes>(load<kLanes>(features + i), to + i * kTiles);
+  }
+};
+
+// The products of `count` rows of tiles, or of windows, with each panel of a kernel from `place` on; those of a panel are
+// given to `then(products, first, width)`. Sums stay in registers: of kRows tiles and two vectors of outputs, or of kLong
+// tiles and one.
+template <int kLanes, int kRows, int kLong, typename Then>
+JAXNN_INLINE void multiply_all(const Tiling& g, const float* inputs, const float* transformed, int64_t place,
+                               int64_t places, int64_t depth, int count, float* products, const Then& then) {
+  static_assert(kTiles % kRows == 0 && kTiles % kLong == 0);
+  for (int64_t o = 0, width; o < g.out; o += width) {
+    width = panel_width<kLanes>(g.out, o);
+    const float* panel = transformed + (g.kernel_places() * o + place * width) * g.in;
+    for (int64_t p = 0; p < places; ++p, panel += depth * width) {
+      const float* const of = inputs + p * depth * kTiles;
+      float* const to = products + p * kTiles * width;
+      if (width == 2 * kLanes)
+        for (int row = 0; row < count; row += kRows)
+          multiply<kLanes, kRows, 2>(of + row * kLanes, panel, depth, to + row * width);
+      else
+        for (int row = 0; row < count; row += kLong)
+          multiply<kLanes, kLong, 1>(of + row * kLanes, panel, depth, to + row * width);
+    }
+    then(products, o, width);
+  }
+}
+
+// The outputs of a window of equal features, by the order of sums of `multiply`.
+template <int kLanes>
+JAXNN_INLINE void sum_of_equal(const Tiling& g, const float* features, const float* transformed, float* to) {
+  for (int64_t o = 0; o < g.out; o += kLanes) {
+    const int64_t first = o / (2 * kLanes) * (2 * kLanes), width = panel_width<kLanes>(g.out, first);
+    const float* at = transformed + (g.kernel_places() * first + g.places() * width) * g.in + o - first;
+    Vector<kLanes> sum{};
+    for (int k = 0; k < 9; ++k)
+      for (int64_t i = 0; i < g.in; ++i, at += width) sum += features[i] * load<kLanes>(at);
+    store<kLanes>(sum, to + o);
+  }
+}
+
 template <int kLanes, int kSide, int kRows, int kLong>
 JAXNN_INLINE void convolve(const Tiling& g, const float* input, const float* transformed, int64_t first, int64_t last,
                            float* output, float* scratch) {
-  static_assert(kTiles % kRows == 0 && kTiles % kLong == 0);
-  const int64_t places = g.places(), stride = kTiles * g.in;
-  float *const zeros = scratch, *const inputs = zeros + g.in, *const products = inputs + places * stride;
+  const int64_t places = g.places();
+  float *const zeros = scratch, *const inputs = zeros + g.in, *const products = inputs + places * kTiles * g.in,
+               *const equal = products + places * kTiles * g.out;
+  Direct<kLanes> direct{equal + g.out};
+  float* to[kTiles];                      // the outputs of the direct sums
+  const float* features = nullptr;        // of the last window of equal ones, whose outputs are `equal`
   std::memset(zeros, 0, g.in * sizeof(float));
-  for (int64_t tile = first; tile < last; tile += kTiles) {
-    const int64_t count = last - tile < kTiles ? last - tile : kTiles;
-    const Place<kSide> place(g, tile);
-    transform_inputs<kLanes, kSide>(g, input, place, count, zeros, inputs);
-    const float* panel = transformed;
-    for (int64_t o = 0, width; o < g.out; o += width) {
-      width = panel_width<kLanes>(g.out, o);
-      for (int64_t p = 0; p < places; ++p, panel += g.in * width) {
-        const float* const of = inputs + p * stride;
-        float* const to = products + p * kTiles * width;
-        if (width == 2 * kLanes)
-          for (int row = 0; row < count; row += kRows)
-            multiply<kLanes, kRows, 2>(of + row * kLanes, panel, g.in, to + row * width);
-        else
-          for (int row = 0; row < count; row += kLong)
-            multiply<kLanes, kLong, 1>(of + row * kLanes, panel, g.in, to + row * width);
+  const auto sum_directly = [&]() JAXNN_INLINED {
+    multiply_all<kLanes, kRows, kLong>(g, direct.inputs, transformed, places, 1, 9 * g.in, direct.count, products,
+                                       [&](const float* sums, int64_t o, int64_t width) JAXNN_INLINED {
+      for (int i = 0; i < direct.count; ++i) std::memcpy(to[i] + o, sums + i * width, width * sizeof(float));
+    });
+    direct.count = 0;
+  };
+  Place<kSide> place(g, first);
+  for (int64_t at = first; at < last;) {
+    Tile<kSide> tiles[kTiles];
+    int count = 0;
+    for (; at < last && count < kTiles; ++at, place.advance(g)) {
+      Tile<kSide>& tile = tiles[count] = {place, Tile<kSide>::all(g, place)};
+      const Inputs<kSide> of(g, input, place, zeros);
+      const int32_t most = largest_unless_even<kLanes, kSide>(g, of);
+      if (__builtin_expect(most >= 0, 0)) {  // expected: registers are for even tiles
+        const Apart apart = find_apart<kLanes, kSide>(g, of, most, zeros);
+        if (apart.equal && !(features && !std::memcmp(features, apart.features, g.in * sizeof(float)))) {
+          features = apart.features;
+          sum_of_equal<kLanes>(g, features, transformed, equal);
+        }
+        for (uint32_t rest = apart.equal & tile.kept; rest; rest &= rest - 1)
+          std::memcpy(output + tile.output(g, __builtin_ctz(rest)), equal, g.out * sizeof(float));
+        for (uint32_t rest = apart.others & tile.kept; rest; rest &= rest - 1) {
+          direct.add(g, of, __builtin_ctz(rest));
+          to[direct.count++] = output + tile.output(g, __builtin_ctz(rest));
+        }
+        tile.kept &= ~(apart.equal | apart.others);
+        if (direct.count > kTiles - kSide * kSide) sum_directly();
       }
-      if (width == 2 * kLanes)
-        write_outputs<kLanes, kSide, 2>(g, products, place, count, o, output);
-      else
-        write_outputs<kLanes, kSide, 1>(g, products, place, count, o, output);
+      if (!tile.kept) continue;
+      transform_inputs<kLanes, kSide>(g, of, inputs + count * kLanes);
+      ++count;
     }
+    multiply_all<kLanes, kRows, kLong>(g, inputs, transformed, 0, places, g.in, count, products,
+                                       [&](const float* products, int64_t o, int64_t width) JAXNN_INLINED {
+      if (width == 2 * kLanes)
+        write_outputs<kLanes, kSide, 2>(g, products, tiles, count, o, output);
+      else
+        write_outputs<kLanes, kSide, 1>(g, products, tiles, count, o, output);
+    });
   }
+  sum_directly();
 }
 
-// Of `count` tiles, the transformed gradients of the output, as transform_inputs.
+// Writes the transformed gradients of the outputs of a tile, as transform_inputs; `some` is memory for all of them.
 template <int kLanes, int kSide>
-JAXNN_INLINE void transform_outputs(const Tiling& g, const float* output, Place<kSide> place, int64_t count, float* to) {
+JAXNN_INLINE void transform_outputs(const Tiling& g, const float* output, const Tile<kSide>& tile, float* some,
+                                    float* to) {
   using V = Vector<kLanes>;
   constexpr int kEdge = kSide + 2;
-  for (int64_t tile = 0; tile < count; ++tile, place.advance(g)) {
-    const float* const corner = output + ((place.image * g.out_height + place.row) * g.out_width + place.column) * g.out;
-    const int64_t height = g.out_height - place.row, width = g.out_width - place.column;
-    for (int64_t feature = 0; feature < g.out; feature += kLanes) {
-      V rows[kEdge][kSide];
-      JAXNN_UNROLL for (int x = 0; x < kSide; ++x) {
-        V column[kSide], mapped[kEdge];
-        JAXNN_UNROLL for (int y = 0; y < kSide; ++y)
-          column[y] = y < height && x < width ? load<kLanes>(corner + (y * g.out_width + x) * g.out + feature) : V{};
-        Maps<kSide>::output_gradient(column, mapped);
-        JAXNN_UNROLL for (int y = 0; y < kEdge; ++y) rows[y][x] = mapped[y];
-      }
-      float* const first = to + feature * kTiles + tile * kLanes;
-      JAXNN_UNROLL for (int y = 0; y < kEdge; ++y) {
-        V mapped[kEdge];
-        Maps<kSide>::output_gradient(rows[y], mapped);
-        JAXNN_UNROLL for (int x = 0; x < kEdge; ++x) store<kLanes>(mapped[x], first + (kEdge * y + x) * kTiles * g.out);
-      }
+  const bool is_whole = tile.kept == Tile<kSide>::kWhole;
+  const float* const corner = is_whole ? output + tile.output(g, 0) : some;
+  const int64_t down = is_whole ? g.out_width * g.out : kSide * g.out;
+  if (!is_whole) {
+    std::memset(some, 0, kSide * kSide * g.out * sizeof(float));
+    for (uint32_t rest = tile.kept; rest; rest &= rest - 1) {
+      const int window = __builtin_ctz(rest);
+      std::memcpy(some + window * g.out, output + tile.output(g, window), g.out * sizeof(float));
+    }
+  }
+  for (int64_t feature = 0; feature < g.out; feature += kLanes) {
+    V rows[kEdge][kSide];
+    JAXNN_UNROLL for (int x = 0; x < kSide; ++x) {
+      V column[kSide], mapped[kEdge];
+      JAXNN_UNROLL for (int y = 0; y < kSide; ++y) column[y] = load<kLanes>(corner + y * down + x * g.out + feature);
+      Maps<kSide>::output_gradient(column, mapped);
+      JAXNN_UNROLL for (int y = 0; y < kEdge; ++y) rows[y][x] = mapped[y];
+    }
+    float* const first = to + feature * kTiles;
+    JAXNN_UNROLL for (int y = 0; y < kEdge; ++y) {
+      V mapped[kEdge];
+      Maps<kSide>::output_gradient(rows[y], mapped);
+      JAXNN_UNROLL for (int x = 0; x < kEdge; ++x) store<kLanes>(mapped[x], first + (kEdge * y + x) * kTiles * g.out);
     }
   }
 }
@@ -293,6 +524,27 @@ JAXNN_INLINE void add_products(const float* inputs, const float* outputs, int64_
     }
 }
 
+// Adds to `sums [places, in, out]` the products of `count` inputs and gradients of outputs, at each place.
+template <int kLanes, int kRows, int kLong>
+JAXNN_INLINE void add_all(const Tiling& g, const float* inputs, const float* outputs, bool one_output, int64_t places,
+                          int count, float* sums) {
+  for (int64_t p = 0; p < places; ++p) {
+    const float *const from = inputs + p * kTiles * g.in, *const by = outputs + (one_output ? 0 : p) * kTiles * g.out;
+    for (int64_t o = 0, width; o < g.out; o += width) {
+      width = panel_width<kLanes>(g.out, o);
+      float* const to = sums + p * g.in * g.out + o;
+      if (width == 2 * kLanes)
+        for (int64_t i = 0; i < g.in; i += kRows)
+          add_products<kLanes, kRows, 2>(from + i / kLanes * kLanes * kTiles + i % kLanes, by + o * kTiles, count,
+                                         to + i * g.out, g.out);
+      else
+        for (int64_t i = 0; i < g.in; i += kLong)
+          add_products<kLanes, kLong, 1>(from + i / kLanes * kLanes * kTiles + i % kLanes, by + o * kTiles, count,
+                                         to + i * g.out, g.out);
+    }
+  }
+}
+
 template <int kLanes, int kSide, int kRows, int kLong>
 JAXNN_INLINE void kernel_gradient(const Tiling& g, const float* input, const float* output, int64_t first, int64_t last,
                                   float* gradient, float* scratch) {
@@ -300,30 +552,67 @@ JAXNN_INLINE void kernel_gradient(const Tiling& g, const float* input, const flo
   constexpr int kEdge = kSide + 2, kPlaces = kEdge * kEdge;
   const int64_t size = g.in * g.out;
   float *const zeros = scratch, *const inputs = zeros + g.in, *const outputs = inputs + kPlaces * kTiles * g.in,
-               *const sums = outputs + kPlaces * kTiles * g.out;
+               *const equal = outputs + kPlaces * kTiles * g.out, *const direct_outputs = equal + g.out,
+               *const sums = direct_outputs + kTiles * g.out, *const direct_sums = sums + kPlaces * size;
+  Direct<kLanes> direct{direct_sums + 9 * size};
+  float* const some = direct.inputs + 9 * kTiles * g.in;
+  const float* features = nullptr;  // of windows of equal ones; the sum of their outputs' gradients is `equal`
   std::memset(zeros, 0, g.in * sizeof(float));
   std::memset(sums, 0, kPlaces * size * sizeof(float));
-  for (int64_t tile = first; tile < last; tile += kTiles) {
-    const int64_t count = last - tile < kTiles ? last - tile : kTiles;
-    const Place<kSide> place(g, tile);
-    transform_inputs<kLanes, kSide>(g, input, place, count, zeros, inputs);
-    transform_outputs<kLanes, kSide>(g, output, place, count, outputs);
-    for (int p = 0; p < kPlaces; ++p) {
-      const float *const from = inputs + p * kTiles * g.in, *const by = outputs + p * kTiles * g.out;
-      for (int64_t o = 0, width; o < g.out; o += width) {
-        width = panel_width<kLanes>(g.out, o);
-        float* const to = sums + p * size + o;
-        if (width == 2 * kLanes)
-          for (int64_t i = 0; i < g.in; i += kRows)
-            add_products<kLanes, kRows, 2>(from + i / kLanes * kLanes * kTiles + i % kLanes, by + o * kTiles, count,
-                                           to + i * g.out, g.out);
-        else
-          for (int64_t i = 0; i < g.in; i += kLong)
-            add_products<kLanes, kLong, 1>(from + i / kLanes * kLanes * kTiles + i % kLanes, by + o * kTiles, count,
-                                           to + i * g.out, g.out);
+  bool has_direct = false;
+  const auto sum_directly = [&]() JAXNN_INLINED {
+    if (!has_direct) std::memset(direct_sums, 0, 9 * size * sizeof(float));
+    has_direct = true;
+    add_all<kLanes, kRows, kLong>(g, direct.inputs, direct_outputs, true, 9, direct.count, direct_sums);
+    direct.count = 0;
+  };
+  const auto add_direct = [&](const float* gradients) JAXNN_INLINED {
+    for (int64_t o = 0; o < g.out; o += kLanes)
+      store<kLanes>(load<kLanes>(gradients + o), direct_outputs + o * kTiles + direct.count * kLanes);
+    ++direct.count;
+  };
+  const auto add_equal = [&]() JAXNN_INLINED {
+    if (!features) return;
+    for (int k = 0; k < 9; ++k) direct.add(g, features, k);
+    add_direct(equal);
+    features = nullptr;
+  };
+  Place<kSide> place(g, first);
+  for (int64_t at = first; at < last;) {
+    int count = 0;
+    for (; at < last && count < kTiles; ++at, place.advance(g)) {
+      Tile<kSide> tile{place, Tile<kSide>::all(g, place)};
+      const Inputs<kSide> of(g, input, place, zeros);
+      const int32_t most = largest_unless_even<kLanes, kSide>(g, of);
+      if (__builtin_expect(most >= 0, 0)) {  // expected: registers are for even tiles
+        Apart apart = find_apart<kLanes, kSide>(g, of, most, zeros);
+        if (apart.is_wide) apart.others = ~apart.equal;
+        if (apart.equal && !(features && !std::memcmp(features, apart.features, g.in * sizeof(float)))) {
+          add_equal();
+          features = apart.features;
+          std::memset(equal, 0, g.out * sizeof(float));
+        }
+        for (uint32_t rest = apart.equal & tile.kept; rest; rest &= rest - 1) {
+          const float* const more = output + tile.output(g, __builtin_ctz(rest));
+          for (int64_t o = 0; o < g.out; o += kLanes)
+            store<kLanes>(load<kLanes>(equal + o) + load<kLanes>(more + o), equal + o);
+        }
+        for (uint32_t rest = apart.others & tile.kept; rest; rest &= rest - 1) {
+          direct.add(g, of, __builtin_ctz(rest));
+          add_direct(output + tile.output(g, __builtin_ctz(rest)));
+        }
+        tile.kept &= ~(apart.equal | apart.others);
+        if (direct.count > kTiles - kSide * kSide - 2) sum_directly();  // two of equal ones may follow
       }
+      if (!tile.kept) continue;
+      transform_inputs<kLanes, kSide>(g, of, inputs + count * kLanes);
+      transform_outputs<kLanes, kSide>(g, output, tile, some, outputs + count * kLanes);
+      ++count;
     }
+    add_equal();  // sums of sums, as those of tiles
+    add_all<kLanes, kRows, kLong>(g, inputs, outputs, false, kPlaces, count, sums);
   }
+  if (direct.count) sum_directly();
   for (int64_t i = 0; i < size; i += kLanes) {
     V rows[3][kEdge];
     JAXNN_UNROLL for (int x = 0; x < kEdge; ++x) {
@@ -335,7 +624,10 @@ JAXNN_INLINE void kernel_gradient(const Tiling& g, const float* input, const flo
     JAXNN_UNROLL for (int y = 0; y < 3; ++y) {
       V mapped[3];
       Maps<kSide>::kernel_gradient(rows[y], mapped);
-      JAXNN_UNROLL for (int x = 0; x < 3; ++x) store<kLanes>(mapped[x], gradient + (3 * y + x) * size + i);
+      JAXNN_UNROLL for (int x = 0; x < 3; ++x) {
+        const int64_t at = (3 * y + x) * size + i;
+        store<kLanes>(has_direct ? mapped[x] + load<kLanes>(direct_sums + at) : mapped[x], gradient + at);
+      }
     }
   }
 }

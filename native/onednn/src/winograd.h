@@ -4,6 +4,11 @@
 // Winograd's F(4x4, 3x3) and F(2x2, 3x3) (Lavin & Gray 2016, arXiv:1509.09308). Tiles of the input and the kernel are
 // transformed, multiplied at each place as matrices of features, and transformed back; each of these maps is linear, so
 // that the kernel's gradient has the same products. The input's gradient is the convolution by the flipped kernel.
+//
+// The outputs of a tile are rounded by its largest input. Windows of inputs below an eighth of it are computed apart, by
+// direct sums, so that the error of each output is within 1e-6 of its own window's largest input times the kernel's sum,
+// and that of an element of the kernel's gradient within 1e-6 of the sum of the absolute products of its inputs and
+// gradients, unless all of them meet in tiles, of inputs in a range of 2^12, that have larger products for other elements.
 
 #ifndef JAXNN_WINOGRAD_H_
 #define JAXNN_WINOGRAD_H_
@@ -26,8 +31,11 @@ struct Tiling {
   int64_t columns() const { return (out_width + side - 1) / side; }
   int64_t count() const { return batch * rows() * columns(); }
   int64_t places() const { return (side + 2) * (side + 2); }
-  int64_t kernel_size() const { return places() * in * out; }  // floats, transformed
-  int64_t scratch_size() const { return places() * (kTiles * (in + out) + in * out) + in; }  // floats of a thread
+  int64_t kernel_places() const { return places() + 9; }
+  int64_t kernel_size() const { return kernel_places() * in * out; }  // floats, transformed
+  int64_t scratch_size() const {  // floats of a thread
+    return places() * kTiles * (in + out) + kernel_places() * in * out + 9 * kTiles * in + (kTiles + side * side + 1) * out + in;
+  }
 };
 
 // Kernels of one kind of instructions, of the tiles first…last-1.
