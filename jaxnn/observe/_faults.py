@@ -1,7 +1,10 @@
 """Known faults of the compiler that change numbers, and the way round them."""
 
 import importlib.metadata
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jax.extend import core
 
 
 class Fault(NamedTuple):
@@ -11,16 +14,8 @@ class Fault(NamedTuple):
     platform: str
     pattern: str
     way_round: str  # and what it costs
-
-
-_FAULTS = (
-    Fault(
-        ("0.12.0", "0.12.0.1"),
-        "cpu",
-        "a product with an array of one value, such as x @ jnp.full_like(x, c), whose result is reduced",
-        "set XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=, at 5 to 30 % of the speed",
-    ),
-)
+    is_in: Callable[[Any], bool]  # whether a jaxpr has the pattern
+    compiler_options: Mapping[str, Any]  # with which its program is right
 
 
 def known_faults(platform: str, version: str | None = None) -> list[Fault]:
@@ -31,3 +26,72 @@ def known_faults(platform: str, version: str | None = None) -> list[Fault]:
     """
     version = importlib.metadata.version("jaxlib") if version is None else version
     return [fault for fault in _FAULTS if fault.platform == platform and version in fault.versions]
+
+
+def options_around_faults(jaxpr: Any, platform: str) -> dict[str, Any]:
+    """The compiler's options with which the program of ``jaxpr`` is right on a ``platform``: empty for most."""
+    found = (fault for fault in known_faults(platform) if fault.is_in(jaxpr))
+    return {name: value for fault in found for name, value in fault.compiler_options.items()}
+
+
+# Of a broadcast array XLA makes the same of an operand.
+_ELEMENTWISE = frozenset(
+    "abs add convert_element_type copy div exp integer_pow log max min mul neg pow select_n sqrt sub tanh".split()
+)
+
+
+def _multiplies_by_one_value(jaxpr: Any) -> bool:
+    """Whether a product in ``jaxpr`` has a right operand of one value, or one for each of its batch."""
+    return _follow(getattr(jaxpr, "jaxpr", jaxpr), ())[0]
+
+
+def _follow(jaxpr: Any, given: Sequence[frozenset[int]]) -> tuple[bool, list[frozenset[int]]]:
+    """Whether the pattern is in ``jaxpr``, and the axes along which each of its results may vary.
+
+    ``given`` are those of its first arguments; the others may vary along all.
+    """
+    varying = dict(zip(jaxpr.invars, given, strict=False))
+
+    def axes(atom: Any) -> frozenset[int]:
+        known = varying.get(atom) if isinstance(atom, core.Var) else None
+        return frozenset(range(atom.aval.ndim if hasattr(atom.aval, "ndim") else 0)) if known is None else known
+
+    for equation in jaxpr.eqns:
+        of, name, parameters = [axes(atom) for atom in equation.invars], equation.primitive.name, equation.params
+        results: Sequence[frozenset[int]] = ()
+        match name:
+            case "dot_general":
+                _, (_, batch) = parameters["dimension_numbers"]
+                if equation.invars[1].aval.ndim > len(batch) and of[1] <= {*batch}:
+                    return True, []
+            case "broadcast_in_dim":
+                results = [frozenset(parameters["broadcast_dimensions"][axis] for axis in of[0])]
+            case "transpose":
+                results = [frozenset(parameters["permutation"].index(axis) for axis in of[0])]
+            case "reshape" if not of[0]:
+                results = of[:1]
+            case _ if name in _ELEMENTWISE:
+                results = [frozenset().union(*of)]
+        # What is carried through a loop may vary after its first turn.
+        shared = {"while": of[:0], "scan": of[: parameters.get("num_consts", 0)], "cond": of[1:]}.get(name, of)
+        for inner in core.jaxprs_in_params(parameters):
+            found, inner_results = _follow(inner, shared if len(shared) <= len(inner.invars) else ())
+            if found:
+                return True, []
+            if name not in ("while", "scan", "cond"):
+                results = inner_results
+        varying.update(zip(equation.outvars, results, strict=False))
+    return False, [axes(atom) for atom in jaxpr.outvars]
+
+
+_FAULTS = (
+    Fault(
+        ("0.12.0", "0.12.0.1"),
+        "cpu",
+        "a product with an array of one value, such as x @ jnp.full_like(x, c), whose result is reduced",
+        "fit, iterate and sweep compile it right; for jax.jit set XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=, "
+        "at 5 to 30 % of the speed",
+        _multiplies_by_one_value,
+        {"xla_cpu_experimental_ynn_fusion_type": ""},
+    ),
+)

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from jaxnn.observe._faults import options_around_faults
+
 # Operations of cuDNN, with the products of their gradient as a multiple of those forward.
 _CUDNN = {"rnn_fwd": 1, "rnn": 1, "rnn_bwd": 2}
 _CUDNN |= {"dot_product_attention_fwd_wrapper": 1, "dot_product_attention_bwd_wrapper": 2}
@@ -65,6 +67,7 @@ class Lowered(NamedTuple):
     program: jax.stages.Lowered | jax.stages.Compiled  # the latter if this process compiled an equal one before
     entry: Compilation
     key: Hashable = None  # equal for programs that may share an executable; None: not shared
+    options: Mapping[str, Any] = {}  # of the compiler, around its faults
 
     def compile(self) -> tuple[jax.stages.Compiled, Compilation]:
         """The executable, which refuses arguments of another shape, dtype or sharding, and its complete entry.
@@ -85,7 +88,7 @@ class Lowered(NamedTuple):
 
         jax.monitoring.register_event_duration_secs_listener(on_duration)
         try:
-            compiled = self.program.compile()
+            compiled = self.program.compile(dict(self.options) or None)
         finally:
             jax.monitoring.unregister_event_duration_listener(on_duration)
         if self.key is not None:
@@ -114,7 +117,8 @@ def lower_ahead(function: Callable[..., Any], name: str, cause: str, *args: Any,
     if (known := _EXECUTABLES.pop(key, None)) is not None:
         _EXECUTABLES[key] = known  # the last
     program = known or traced.lower()
-    return Lowered(program, Compilation(name, cause, traced_at - started, time.perf_counter() - traced_at), key)
+    entry = Compilation(name, cause, traced_at - started, time.perf_counter() - traced_at)
+    return Lowered(program, entry, key, {} if known else options_around_faults(traced.jaxpr, jax.default_backend()))
 
 
 def _executable_key(traced: jax.stages.Traced, args: Any, jit_options: Any) -> Hashable:

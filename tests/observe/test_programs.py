@@ -277,6 +277,23 @@ def test_programs_that_call_python_do_not_share_it():
         assert lower_ahead(scale, "scale", "test", jnp.ones(())).compile()[0](jnp.ones(())) == factor
 
 
+def test_products_with_one_value_are_right():
+    # jaxlib 0.12.0 reduces them wrongly on CPUs: 1e30, infinite or NaN.
+    def spread(x, value):
+        return jnp.square(x @ (jnp.full_like(x, value) * 2)).sum(-1)
+
+    x, values = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32), np.float32([1.3, -2.0])
+    right = 64 * np.square(2 * x.astype(np.float64).sum(1) * values[:, None])
+    for function, expected in (
+        (spread, right[0]),
+        (jax.jit(spread), right[0]),
+        (lambda x, value: jax.lax.scan(lambda _, __: (None, spread(x, value)), None, length=1)[1][0], right[0]),
+        (lambda x, _: jax.vmap(spread)(jnp.stack([x, x]), values), right),
+    ):
+        compiled, _ = lower_ahead(function, "spread", "test", x, values[0]).compile()
+        np.testing.assert_allclose(compiled(x, values[0]), expected, rtol=1e-4)
+
+
 def test_ledger_adds_up():
     first = observe.Compilation("train", "first step", 1.0, 2.0, 4.0)
     ledger = [first, observe.Compilation("evaluate", "first evaluation", 0.5, 0.25, 0.125, True, 3.0)]
