@@ -11,7 +11,16 @@ import numpy as np
 import optax
 
 from jaxnn.nn import adam_update, unbox
-from jaxnn.optim import AdamTransformation, LossScaleState, apply_updates, as_one, evaluation_params, step_norms
+from jaxnn.optim import (
+    AdamTransformation,
+    LossScaleState,
+    apply_updates,
+    as_one,
+    averaging,
+    evaluation_state,
+    has_average,
+    step_norms,
+)
 from jaxnn.tasks import checked, checked_batch
 from jaxnn.types import Array, Batch, ConfigError, Metrics, Params, PyTree, Task, TrainState, TrainStep
 
@@ -45,7 +54,8 @@ def init_train_state(
 
     parts = jax.tree.map_with_path(take, {"params": params, "model_state": model_state})
     params, model_state = parts["params"], parts["model_state"]
-    return TrainState(jnp.int32(0), params, model_state, as_one(optimizer).init(params), step_key)
+    opt_state = averaging(as_one(optimizer).init(params), model_state)
+    return TrainState(jnp.int32(0), params, model_state, opt_state, step_key)
 
 
 def make_train_step(
@@ -92,6 +102,8 @@ def make_train_step(
         loss_and_gradient = value_and_grad(task.loss, has_aux=True)
         (loss, (model_state, metrics)), gradient = loss_and_gradient(state.params, state.model_state, batch, key)
         extra = {"value": loss, "grad": gradient, "value_fn": value_fn}
+        if has_average(state.opt_state):
+            extra["model_state"] = model_state
         params, opt_state = apply(gradient, state.opt_state, state.params, **extra)
         metrics = {"loss": loss, **metrics, **step_norms(opt_state)}
         return TrainState(state.step + 1, params, model_state, opt_state, state.key), metrics
@@ -138,7 +150,7 @@ def make_scaled_train_step(task: Task, optimizer: Optimizer) -> TrainStep:
 
 
 def make_evaluate_step(task: Task) -> Callable[..., Metrics]:
-    """Returns a pure ``evaluate(state, batch, key) -> sums``; it uses averaged parameters if the optimizer keeps them.
+    """Returns a pure ``evaluate(state, batch, key) -> sums``; it uses averages if the optimizer keeps them.
 
     The key, for losses that are sampled, is by default that of the state.
 
@@ -154,8 +166,8 @@ def make_evaluate_step(task: Task) -> Callable[..., Metrics]:
 
     def evaluate(state: TrainState, batch: Batch, key: jax.Array | None = None) -> Metrics:
         checked_batch(batch)
-        params = evaluation_params(state.params, state.opt_state)
-        return task.evaluate(params, state.model_state, batch, state.key if key is None else key)
+        used = evaluation_state(state)
+        return task.evaluate(used.params, used.model_state, batch, state.key if key is None else key)
 
     return evaluate
 
@@ -169,8 +181,8 @@ def make_predict_step(task: Task) -> Callable[[TrainState, PyTree], Any]:
     """
 
     def predict(state: TrainState, inputs: PyTree) -> Any:
-        params = evaluation_params(state.params, state.opt_state)
-        return task.predict(params, state.model_state, inputs)
+        used = evaluation_state(state)
+        return task.predict(used.params, used.model_state, inputs)
 
     return predict
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxnn import data, models
 from jaxnn.engine import load_data
-from jaxnn.optim import evaluation_params
+from jaxnn.optim import evaluation_state
 from jaxnn.run import Run
 
 
@@ -35,11 +35,11 @@ def text_command(network: Callable[[Any], Any]) -> Callable[..., None]:
         seed: int = 0,
     ) -> None:
         """Prints a text that continues the prompt, token by token; a temperature of 0 takes the most likely ones."""
-        splits, model, state = load_data(run.experiment), network(run.config), run.state
+        splits, model, state = load_data(run.experiment), network(run.config), evaluation_state(run.state)
         vocabulary, window = splits.class_names, splits.train.as_batch(splits.train.read(np.arange(1))).inputs
         tokens = models.stream(
             model,
-            {"params": evaluation_params(state.params, state.opt_state), **state.model_state},
+            {"params": state.params, **state.model_state},
             data.encode_text(prompt, vocabulary)[None],
             num_tokens=num_tokens,
             key=jax.random.key(seed),

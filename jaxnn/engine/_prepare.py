@@ -1,8 +1,10 @@
 """Everything before the first step: data on the device, programs compiled, sizes chosen."""
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxnn.data import steps_per_epoch
@@ -36,6 +38,18 @@ class Members(NamedTuple):
     plan: VmapPlan | None = None  # what an earlier process chose; None: measured
 
 
+@contextlib.contextmanager
+def _promotion_named() -> Iterator[None]:
+    """Turns JAX's error of strict promotion, which often comes from another library, into one line."""
+    try:
+        yield
+    except jax.dtypes.TypePromotionError as error:
+        first = str(error).partition(". ")[0]
+        wrong = "jax_numpy_dtype_promotion is strict, and the experiment's model, loss or optimizer mixes dtypes"
+        raise ConfigError(f"{wrong}: {first}.") from error
+
+
+@_promotion_named()
 def open_trainer(
     experiment: Experiment[Any],
     options: RunOptions,
@@ -53,6 +67,7 @@ def open_trainer(
     the reports of the members so far, by row. Without ``members`` it is a run, for which an earlier process may have
     chosen ``steps_per_call``. ConfigError or DataError if it cannot be run, TrainingError if memory is short.
     """
+    check_jax_flags()
     config, given = experiment.config, members or Members((), {}, lambda values: experiment)
     options = resolve_cadences(options, config, num_evaluated(splits))
     eval_batch_size = options.eval_batch_size or 2 * config.batch_size
@@ -96,6 +111,18 @@ def open_trainer(
     else:
         _open_population(trainer, members)
     return trainer
+
+
+def check_jax_flags() -> None:
+    """Raises ConfigError for a setting of JAX under which nothing can be trained, whatever the experiment."""
+    if jax.config.jax_disable_jit:
+        how = "to debug a step, call one of jn.steps.make_train_step"
+        raise ConfigError(f"jax_disable_jit is on, and training is compiled ahead: turn it off; {how}.")
+    for name in ("host_to_device", "device_to_host", "device_to_device"):
+        flag = f"jax_transfer_guard_{name}"
+        if str(getattr(jax.config, flag) or jax.config.jax_transfer_guard).startswith("disallow"):
+            moved = "batches and metrics move between host and device"
+            raise ConfigError(f"{flag} disallows transfers, and {moved}: train under jax.transfer_guard('allow').")
 
 
 def programs_of(

@@ -187,8 +187,7 @@ def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tupl
             return jnp.where(continues.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
         step = jnp.broadcast_to(part.step + num_steps, part.alive.shape).astype(jnp.int32)
-        states = states._replace(step=step, key=part.members.key)
-        members = jax.tree.map(kept, states, part.members)
+        members = jax.tree.map(kept, states._replace(step=step, key=None), part.members._replace(key=None))  # type: ignore[arg-type]
         return part._replace(members=members, bad_step=jnp.asarray(totals.bad_step)), totals
 
     def train(population: Population, totals: Totals, examples: Examples) -> tuple[Population, Totals]:
@@ -197,9 +196,10 @@ def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tupl
         def chunk(index: Array, carry: tuple[Population, Totals]) -> tuple[Population, Totals]:
             before, sums = carry
             part, own = train_chunk(_take_chunk(before, index), _take(sums, index), examples)
-            after = before._replace(
-                members=_put(before.members, part.members, index), bad_step=_put(before.bad_step, part.bad_step, index)
-            )
+            # The keys stay as they are: written again, they would be used twice.
+            keyless = before.members._replace(key=None)  # type: ignore[arg-type]
+            members = _put(keyless, part.members, index)._replace(key=before.members.key)
+            after = before._replace(members=members, bad_step=_put(before.bad_step, part.bad_step, index))
             return after, _put(sums, own, index)
 
         trained, totals = _over_chunks(population, chunk, (population, totals))
@@ -277,6 +277,10 @@ def _take(tree: PyTree, index: Array | int) -> PyTree:
     def taken(leaf: Array) -> Any:
         if len(leaf) == 1:  # without slices, which would be half of a small program
             return leaf.reshape(leaf.shape[1:])
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            # As data: JAX's check of keys takes one that a loop indexes for one that is used again.
+            data = jax.lax.dynamic_index_in_dim(jax.random.key_data(leaf), index, keepdims=False)
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
         return jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False)
 
     return jax.tree.map(taken, tree)

@@ -88,7 +88,7 @@ class Lowered(NamedTuple):
 
         jax.monitoring.register_event_duration_secs_listener(on_duration)
         try:
-            compiled = self.program.compile(dict(self.options) or None)
+            compiled = self.program.compile(dict(self.options)) if self.options else self.program.compile()
         finally:
             jax.monitoring.unregister_event_duration_listener(on_duration)
         if self.key is not None:

@@ -16,7 +16,7 @@ import optax
 from jax.typing import ArrayLike
 
 from jaxnn.optim._adam import AdamTransformation
-from jaxnn.types import ConfigError, Params, check_int
+from jaxnn.types import ConfigError, Params, PyTree, TrainState, check_int
 
 
 def with_accumulation(optimizer: optax.GradientTransformation, num_steps: int) -> optax.GradientTransformation:
@@ -77,17 +77,23 @@ class AveragedState(NamedTuple):
     inner: optax.OptState  # of the optimizer within
     average: optax.Params  # the average so far, debiased already, shaped as the parameters, float32 or wider
     total: jax.Array  # ``[]`` float32, the sum of the weights averaged so far: ``1 + decay + decay² + …``
+    # The average of the model's state, such as batch statistics, and the sum of its weights; None outside of a step.
+    model_state: PyTree = None
+    model_total: jax.Array | None = None
 
 
 def with_ema(
     optimizer: optax.GradientTransformation, decay: ArrayLike, *, debias: bool = True
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns ``optimizer`` that also keeps an exponential moving average of the parameters.
+    """Returns ``optimizer`` that also keeps an exponential moving average of the parameters, and of batch statistics.
 
     Polyak & Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992; ``decay=1`` is their uniform
-    average. The parameters ``k`` updates ago weigh ``decay**k``, over the sum of the weights. Read it with
-    ``evaluation_params``. Costs one copy of the parameters. Put it around all else that changes the updates; around
-    ``with_accumulation`` it averages at each micro-batch, inside it at each update.
+    average. The parameters ``k`` updates ago weigh ``decay**k``, over the sum of the weights. Evaluations and
+    predictions use the average; read it with ``evaluation_state``. Costs one copy of the parameters. Put it around all
+    else that changes the updates; around ``with_accumulation`` it averages at each micro-batch, inside it at each
+    update. In a state of `jaxnn.steps.init_train_state` the floats of the model's state are averaged too, since batch
+    statistics of the last parameters do not fit averaged ones: those of step ``t`` weigh ``1 - decay**t`` times as
+    much, as they start from no data.
     ``decay`` is 0…1. ``debias=False`` starts from the initial parameters, with a weight of ``decay**updates``. An
     ``update`` without parameters raises `ConfigError`.
 
@@ -97,12 +103,8 @@ def with_ema(
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: optax.Params) -> AveragedState:
-        def widened(param: ArrayLike) -> jax.Array:
-            # A copy even where the dtype stays: parameters and average may be donated together.
-            return jnp.array(param, jnp.promote_types(jnp.result_type(param), jnp.float32), copy=True)
-
         total = jnp.float32(0.0) if debias else 1.0 / jnp.asarray(1.0 - decay, jnp.float32)
-        return AveragedState(inner.init(params), jax.tree.map(widened, params), total)
+        return AveragedState(inner.init(params), jax.tree.map(_widened, params), total)
 
     def update(
         updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None, **extra_args: Any
@@ -113,7 +115,16 @@ def with_ema(
         total = jnp.asarray(1.0 + decay * state.total, jnp.float32)
         trained = optax.apply_updates(params, updates)
         average = jax.tree.map(lambda mean, param: mean + (param - mean) / total, state.average, trained)
-        return updates, AveragedState(inner_state, average, total)
+        new = AveragedState(inner_state, average, total, state.model_state, state.model_total)
+        if state.model_total is None or "model_state" not in extra_args:
+            return updates, new
+        model_total = total + decay * state.model_total
+
+        def averaged(mean: Any, leaf: Any) -> Any:
+            return mean + (leaf - mean) * (total / model_total) if _is_float(leaf) else leaf
+
+        model_state = jax.tree.map(averaged, state.model_state, extra_args["model_state"])
+        return updates, new._replace(model_state=model_state, model_total=model_total)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -148,6 +159,59 @@ def as_one(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def _widened(leaf: ArrayLike) -> jax.Array:
+    # A copy even where the dtype stays: the array and its average may be donated together.
+    return jnp.array(leaf, jnp.promote_types(jnp.result_type(leaf), jnp.float32), copy=True)
+
+
+def _is_float(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+
+
+def _is_average(node: Any) -> bool:
+    return isinstance(node, AveragedState)
+
+
+def has_average(opt_state: optax.OptState) -> bool:
+    """Whether ``with_ema`` is somewhere in the optimizer of this state."""
+    return any(map(_is_average, jax.tree.leaves(opt_state, is_leaf=_is_average)))
+
+
+def averaging(opt_state: optax.OptState, model_state: PyTree) -> optax.OptState:
+    """The state of an optimizer before the first step, whose averages also average ``model_state``."""
+
+    def started(state: Any) -> Any:
+        if not _is_average(state):
+            return state
+        # As for the parameters: from no weight, or as after infinitely many steps.
+        copies = jax.tree.map(lambda leaf: _widened(leaf) if _is_float(leaf) else leaf, model_state)
+        return state._replace(model_state=copies, model_total=state.total * state.total)
+
+    return jax.tree.map(started, opt_state, is_leaf=_is_average) if jax.tree.leaves(model_state) else opt_state
+
+
+def evaluation_state(state: TrainState) -> TrainState:
+    """Returns the state to evaluate and predict with: averages of ``with_ema`` in their places, without an optimizer.
+
+    Its parameters are those of ``evaluation_params``, and its model state is averaged too; without ``with_ema`` they
+    are those of ``state``. Evaluate with a model state of your own by replacing that of the result.
+
+    >>> state = jn.optim.evaluation_state(run.state)
+    >>> run.evaluate("test", state=state) == run.evaluate("test")
+    True
+    """
+    params, model_state = evaluation_params(state.params, state.opt_state), state.model_state
+    for one in jax.tree.leaves(state.opt_state, is_leaf=_is_average):
+        if _is_average(one) and one.model_total is not None:
+
+            def chosen(mean: Any, leaf: Any) -> Any:
+                return mean.astype(leaf.dtype) if _is_float(leaf) else leaf
+
+            model_state = jax.tree.map(chosen, one.model_state, model_state)
+            break
+    return state._replace(params=params, model_state=model_state, opt_state=())
+
+
 def evaluation_params(params: Params, opt_state: optax.OptState) -> Params:
     """Returns the parameters to evaluate with: the average of ``with_ema``, or ``params`` if there is none.
 
@@ -165,8 +229,8 @@ def evaluation_params(params: Params, opt_state: optax.OptState) -> Params:
         return {
             name: evaluation_params(part, opt_state[name]) for name, part in params.items()
         }  # of several optimizers
-    for state in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, AveragedState)):
-        if isinstance(state, AveragedState):
+    for state in jax.tree.leaves(opt_state, is_leaf=_is_average):
+        if _is_average(state):
             params = jax.tree.map(pick, state.average, params, is_leaf=lambda node: isinstance(node, optax.MaskedNode))
     return params
 

@@ -53,7 +53,10 @@ def script() -> dict[str, Any]:
 
 def jax_flags() -> dict[str, Any]:
     """The current JAX settings that change numbers."""
-    names = "enable_x64 default_matmul_precision default_prng_impl threefry_partitionable numpy_dtype_promotion"
+    names = (
+        "enable_x64 default_matmul_precision default_prng_impl threefry_partitionable numpy_dtype_promotion "
+        "random_seed_offset accurate_erf_inv high_dynamic_range_gumbel allow_f16_reductions softmax_custom_jvp"
+    )
     return {name: getattr(jax.config, name, None) for name in (f"jax_{word}" for word in names.split())}
 
 

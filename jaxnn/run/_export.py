@@ -16,7 +16,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from jaxnn.engine import Programs, make_predict
 from jaxnn.nn import portable
-from jaxnn.optim import evaluation_params
+from jaxnn.optim import evaluation_state
 from jaxnn.record import first_line, needs_extra, save_weights, write_bytes
 from jaxnn.types import ConfigError, TrainState, check_int, suggest
 
@@ -26,17 +26,15 @@ def export_model(
 ) -> Path:
     """Writes what `Run.export` describes, in the format of the suffix of ``path``; returns the path."""
     _check_format(path, batch, (*WRITERS, ".safetensors"))
-    state = jax.device_get(state._replace(key=jax.random.key_data(state.key)))
-    params = evaluation_params(state.params, state.opt_state)
+    # Without the optimizer's state, which would be stored with the program.
+    state = jax.device_get(evaluation_state(state)._replace(key=jax.random.key_data(state.key)))
     if path.suffix == ".safetensors":
-        save_weights(path, {"params": params, **state.model_state})
+        save_weights(path, {"params": state.params, **state.model_state})
         return path
     predict = make_predict(programs.task, programs.source)
-    # Without the optimizer's state, which would be stored with the program.
-    constants = state._replace(params=params, opt_state=())
 
     def model(inputs: Any) -> Any:
-        return _plain(predict(constants, inputs))
+        return _plain(predict(state, inputs))
 
     return export_function(path, model, programs.inputs, batch, platforms)
 

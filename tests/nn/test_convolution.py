@@ -205,7 +205,7 @@ def test_values_and_gradients_are_exact(implementation):
 
 
 def test_results_have_the_errors_of_their_own_sums():
-    # Winograd's method, of tiles of 4x4 outputs here and of 2x2 for the gradient of the inputs, computes others together.
+    # Winograd's method computes those of a tile together: 4x4 here, and 2x2 in the gradient of the inputs.
     case = Case((10, 11), (3, 3), (1, 1), features=(16, 32), batch=4)
     (x, kernel), weights = jax.device_get(case.arrays()), np.asarray(draws.normal(2, 4, 10, 11, 32))
     scales = np.float32(10.0) ** np.random.default_rng(0).integers(-6, 6, (4, 10, 11, 1))

@@ -151,6 +151,30 @@ def test_averages_of_accumulated_updates_and_of_parts():
     np.testing.assert_allclose([split[name] for name in "abc"], [9 / 1.75, 7.5, 5.0], rtol=1e-6)
 
 
+def test_model_states_are_averaged_for_evaluation():
+    def loss(params: Any, model_state: Any, batch: jn.Batch, key: jax.Array) -> Any:
+        state = {"mean": batch.inputs.mean().astype(jnp.bfloat16), "count": model_state["count"] + 1}
+        return params["w"] ** 2, (state, {})
+
+    start = {"w": jnp.float32(1.0)}, {"mean": jnp.bfloat16(8.0), "count": jnp.int32(0)}
+    task = jn.Task(init=lambda key, batch: start, loss=loss, evaluate=None, predict=lambda _, state, __: state)
+    batches = [jn.Batch(np.full((1, 1), value, np.float32), None, np.ones(1, np.float32)) for value in (8, 2, 16)]
+    optimizers = [optim.with_ema(SGD, 0.5, debias=debias) for debias in (True, False)]
+    optimizers += [optim.with_accumulation(optimizers[0], 1), optax.chain(optimizers[0], optax.identity()), SGD]
+    found = []
+    for optimizer in optimizers:
+        state = jn.steps.init_train_state(task, optimizer, jax.random.key(0), batches[0])
+        for batch in batches:
+            state, _ = jn.steps.make_train_step(task, optimizer)(state, batch)
+        predicted = jn.steps.make_predict_step(task)(state, None)
+        assert predicted == optim.evaluation_state(state).model_state and predicted["mean"].dtype == jnp.bfloat16
+        assert int(predicted["count"]) == 3 and float(state.model_state["mean"]) == 16.0
+        found.append(float(predicted["mean"]))
+    # 8, 2, 16 weigh 1/4, 1/2, 1 times 1, 3/2, 7/4. From the start: 8, then halves.
+    average = (2 + 1.5 + 28) / (0.25 + 0.75 + 1.75)
+    np.testing.assert_allclose(found, [average, (5 + 16) / 2, average, average, 16.0], rtol=1e-2)
+
+
 # Each pair in both orders.
 @pytest.mark.parametrize("order", [(*WRAPPERS,), (*reversed(WRAPPERS),)])
 def test_any_order_gives_the_same_from_a_loop_and_a_vmapped_scan(order):

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,6 +107,12 @@ def layered(**parts: Any) -> jn.Run:
     return tiny.fit(tiny.experiment(**{"task": lambda config: LAYERS} | parts))
 
 
+def under(setting: Callable[..., Any], *values: Any) -> jn.Run:
+    """Trains by Adam, which promotes dtypes, under a setting of JAX."""
+    with setting(*values):
+        return tiny.fit(tiny.experiment(optimizer=lambda config: optax.adam(0.1)))
+
+
 def stepping(result: Callable[[jn.TrainState], Any]) -> jn.Run:
     """Trains by a step that returns the ``result`` of its state."""
     return layered(step=lambda task, optimizer: lambda state, batch: result(state))
@@ -201,6 +208,9 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (initialized, {"make": lambda: lora(LAYERS, 2, match="Conv")}, "no frozen parameter of two axes .*'Conv'"),
     (measured, {"metrics": {"auc": 3}}, "the task's metric auc is 3, and must be a function"),
     (measured, {"metrics": {"loss": len}}, "two metrics 'loss'"),
+    (partial(under, jax.disable_jit), {}, "jax_disable_jit is on, .* turn it off"),
+    (partial(under, jax.transfer_guard, "disallow"), {}, "jax_transfer_guard_host_to_device disallows"),
+    (partial(under, jax.numpy_dtype_promotion, "strict"), {}, "jax_numpy_dtype_promotion is strict, .* mixes dtypes"),
 ]
 
 

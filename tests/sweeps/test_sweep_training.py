@@ -437,7 +437,8 @@ def test_fields_that_a_config_checks_together_are_set_together():
 
 def test_without_an_eval_split_members_are_ranked_by_training_metrics(tmp_path):
     design = jn.search.halving(jn.grid(learning_rate=[0.001, 0.1, 0.2]))
-    sweep = jn.sweep(BARE, design, run_dir=tmp_path / "sweep", **HOW)
+    with jax.debug_key_reuse(True):  # none is used twice
+        sweep = jn.sweep(BARE, design, run_dir=tmp_path / "sweep", **HOW)
     assert sweep.monitor == "train_loss" and sorted(statuses(sweep)) == ["finished", "pruned", "pruned"]
     assert sweep.best().final["train_loss"] < 1 and sweep.members[0].status == "pruned"
 
