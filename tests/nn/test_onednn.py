@@ -267,6 +267,24 @@ def test_fewer_instructions_give_the_same_results(instructions, devices):
     assert done.returncode == 0, done.stderr
 
 
+CORES = """
+import hashlib, os, sys
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(sys.argv[1])])
+import jax, numpy as np
+from tests.nn.test_onednn import TABLE, program
+for row in TABLE:
+    leaves = map(np.asarray, jax.tree.leaves(program(row.operation)(row.params, row.inputs)))
+    print(row.operation, hashlib.sha256(b"".join(map(bytes, leaves))).hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_bits_do_not_depend_on_the_number_of_cores():
+    commands = ([sys.executable, "-c", CORES, cores] for cores in "12")
+    one, two = (subprocess.run(each, capture_output=True, text=True, check=True).stdout for each in commands)
+    assert one == two and one.count("\n") == len(TABLE)
+
+
 @pytest.mark.slow
 def test_many_threads_and_more_shapes_than_the_cache_holds():
     import jaxnn_onednn

@@ -156,16 +156,21 @@ class Planner {
   dnnl::primitive_attr attributes_;
 };
 
-// The number of parts of each of `members` batches: together a multiple of the threads, but none too small to be worth
-// a thread, and not too many copies of a kernel's gradient.
+// The number of parts of each of `members` batches, none too small to be worth a thread: together a multiple of the
+// threads. Those of a kernel's gradient, which are added, are as many on fewer threads, so that its bits are the same
+// there, if they have enough positions each; and not too many copies.
 inline int64_t count_parts(const Geometry& g, int64_t members, int64_t threads, int64_t most) {
   constexpr int64_t kWork = 1 << 19, kCopies = int64_t{256} << 20;  // multiplications, bytes
-  const int64_t outputs = product(g.shapes[kOutput]), in = g.shapes[kKernel][g.strides.size()];
-  const int64_t products = outputs * in * product({g.shapes[kKernel].begin(), g.shapes[kKernel].end() - 2});
+  const Dims &out = g.shapes[kOutput], &kernel = g.shapes[kKernel];
+  const int64_t outputs = product(out), in = kernel[g.strides.size()];
+  const int64_t products = outputs * in * product({kernel.begin(), kernel.end() - 2});
   const int64_t work = products + 8 * (outputs + product(g.shapes[kInput]));
-  int64_t parts = std::min({threads / std::gcd(threads, members), most, work / kWork});
-  if (g.missing == kKernel) parts = std::min(parts, kCopies / (members * g.bytes_of(kKernel)));
-  return std::max<int64_t>(parts, 1);
+  int64_t parts = threads / std::gcd(threads, members);
+  if (g.missing == kKernel) {
+    parts = std::max(parts, std::clamp<int64_t>(outputs / out.back() >> 11, 2, 8) / members);
+    parts = std::min(parts, kCopies / (members * g.bytes_of(kKernel)));
+  }
+  return std::max<int64_t>(std::min({parts, most, work / kWork}), 1);
 }
 
 // Adds the other gradients of a kernel to the first of each member: in order, so that the sum is the same in every run.

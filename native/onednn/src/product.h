@@ -82,11 +82,13 @@ void multiply(Pool& pool, const ProductSize& size, Type type, const std::array<c
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1), needed = threads / std::gcd(threads, members);
   const Isa isa = effective_isa();
   const OwnProduct* const own = type == Type::f32 && isa == Isa::kAvx2 ? own_product(isa) : nullptr;  // else slower
-  // Several for each thread, since threads are not equally fast and start one after another; fewer of oneDNN's, and of
-  // a transposed left matrix, since each block copies its rows; and of members that fill the threads one.
-  const int64_t each = needed == 1 ? 1 : !own || size.transposed == ProductSize::kLeft ? 2 : 8;
+  // Several for each thread, since threads are not equally fast and start one after another; fewer of a transposed left
+  // matrix, since each block copies its rows; and of members that fill the threads one. The order of oneDNN's sums
+  // depends on the sizes of a block, which are the same on any number of threads.
+  const int64_t each = needed == 1 ? 1 : size.transposed == ProductSize::kLeft ? 2 : 8;
+  const int64_t worth = std::clamp<int64_t>(size.summed * size.rows * size.columns >> 24, 8, 64);
   const Blocks cut = own ? Blocks(size, each * needed, 192, own->tile_rows, own->tile_columns)
-                         : Blocks(size, each * needed, std::max(size.rows, size.columns), 16, 16);
+                         : Blocks(size, std::max<int64_t>(worth / members, 1), std::max(size.rows, size.columns), 16, 16);
   std::shared_ptr<const ProductPlan> plan;
   if (!own)
     plan = PlanCache::instance().find<ProductPlan>(

@@ -137,30 +137,48 @@ struct Place {
   }
 };
 
-// Where the inputs of a tile are; beyond the input they are `zeros`, as many as features.
+// Where the inputs of a tile are; beyond the input they are `zeros`, as many as features. Those places have their bit,
+// 8 * row + column, in `padding`.
 template <int kSide>
 struct Inputs {
   static constexpr int kEdge = kSide + 2;
   const float* at[kEdge][kEdge];
+  uint64_t padding = 0;
 
+  Inputs() = default;
   JAXNN_INLINE Inputs(const Tiling& g, const float* input, const Place<kSide>& place, const float* zeros) {
     const int64_t top = place.row - g.top, left = place.column - g.left;
     const float* const corner = input + ((place.image * g.height + top) * g.width + left) * g.in;
     const bool is_inside = top >= 0 && left >= 0 && top + kEdge <= g.height && left + kEdge <= g.width;
     for (int y = 0; y < kEdge; ++y)
+      for (int x = 0; x < kEdge; ++x) at[y][x] = corner + (y * g.width + x) * g.in;
+    if (is_inside) return;
+    for (int y = 0; y < kEdge; ++y)
       for (int x = 0; x < kEdge; ++x) {
-        const bool has = is_inside || (top + y >= 0 && top + y < g.height && left + x >= 0 && left + x < g.width);
-        at[y][x] = has ? corner + (y * g.width + x) * g.in : zeros;
+        if (top + y >= 0 && top + y < g.height && left + x >= 0 && left + x < g.width) continue;
+        at[y][x] = zeros;
+        padding |= uint64_t{1} << (8 * y + x);
       }
   }
+
+  // Of a window, the three rows of three bits.
+  JAXNN_INLINE uint32_t padding_of(int window) const {
+    const auto bits = static_cast<uint32_t>(padding >> (8 * (window / kSide) + window % kSide));
+    return bits & 0x070707;
+  }
 };
+
+template <int kLanes>
+JAXNN_INLINE Integers<kLanes> bits(const Vector<kLanes>& x) {
+  Integers<kLanes> same;
+  std::memcpy(&same, &x, sizeof same);
+  return same;
+}
 
 // Sizes of floats as the integers of their bits, whose order is the same; those that are not finite are the largest.
 template <int kLanes>
 JAXNN_INLINE Integers<kLanes> sizes(const Vector<kLanes>& x) {
-  Integers<kLanes> bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits & 0x7fffffff;
+  return bits<kLanes>(x) & 0x7fffffff;
 }
 
 template <typename V>
@@ -191,7 +209,7 @@ JAXNN_INLINE int32_t small_below(int32_t largest) {
   return largest >= kHuge ? std::numeric_limits<int32_t>::max() : largest - 3 * kExponent;
 }
 
-// The size of the largest input of a tile, or -1 if it is sure that no window is small.
+// The size of the largest input of a tile, or -1 if it is sure that no window is small, and not all inputs are equal.
 template <int kLanes, int kSide>
 JAXNN_INLINE int32_t largest_unless_even(const Tiling& g, const Inputs<kSide>& inputs) {
   constexpr int kEdge = kSide + 2, kMiddle = kEdge / 2 - 1;
@@ -209,7 +227,9 @@ JAXNN_INLINE int32_t largest_unless_even(const Tiling& g, const Inputs<kSide>& i
   const Integers<4> four = largest<kLanes>(middle), all = larger(largest<kLanes>(same), four);
   const int32_t most = std::max(std::max(all[0], all[1]), std::max(all[2], all[3]));
   const int32_t least = std::min(std::min(four[0], four[1]), std::min(four[2], four[3]));
-  return most == 0 || least < small_below(most) ? most : -1;
+  const auto& same_row = inputs.at[kMiddle];
+  const bool may_be_equal = !std::memcmp(same_row[kMiddle], same_row[kMiddle + 1], kLanes * sizeof(float));
+  return most == 0 || least < small_below(most) || may_be_equal ? most : -1;
 }
 
 // Writes the transformed inputs of a tile, of those that are [places, in / kLanes, kTiles, kLanes].
@@ -235,60 +255,95 @@ JAXNN_INLINE void transform_inputs(const Tiling& g, const Inputs<kSide>& inputs,
 }
 
 // Windows of a tile, a bit for each in the order of its outputs, that are not computed by the products of the tile:
-// their inputs are so small that the rounding of others in the tile would count.
+// their inputs are so small that the rounding of others in the tile would count, or all inputs of the tile are equal.
 struct Apart {
-  uint32_t equal = 0;  // nine times the same features
+  uint32_t equal = 0;  // the same features at each place that is not beyond the input
   uint32_t others = 0;
-  const float* features = nullptr;  // of the first
+  const float* features = nullptr;
   bool is_wide = false;  // one of the tile's inputs is 2^12 times as large as another
 };
 
-// For a tile whose largest input has this size.
+// From bits of places, as of Inputs, those of the windows that have such a place.
+template <int kSide>
+JAXNN_INLINE uint32_t windows_with(uint64_t places) {
+  const uint64_t across = places | places >> 1 | places >> 2, all = across | across >> 8 | across >> 16;
+  uint32_t bits = 0;
+  for (int y = 0; y < kSide; ++y) bits |= (all >> (8 * y) & ((1 << kSide) - 1)) << (kSide * y);
+  return bits;
+}
+
+// Among the windows of a tile that are in the image; its largest input has this size.
 template <int kLanes, int kSide>
-JAXNN_INLINE Apart find_apart(const Tiling& g, const Inputs<kSide>& inputs, int32_t most, const float* zeros) {
+JAXNN_INLINE Apart find_apart(const Tiling& g, const Inputs<kSide>& inputs, uint32_t windows, int32_t most,
+                              const float* zeros) {
   constexpr int kEdge = kSide + 2;
-  int32_t size[kEdge][kEdge], rows[kEdge][kSide], windows[kSide][kSide];
-  for (int y = 0; y < kEdge; ++y)
-    for (int x = 0; x < kEdge; x += 2) {
-      Integers<kLanes> both[4] = {};
-      for (int64_t feature = 0; feature < g.in; feature += kLanes)
-        for (int i = 0; i < 2; ++i)
-          both[i] = larger(both[i], sizes<kLanes>(load<kLanes>(inputs.at[y][x + i] + feature)));
-      const Integers<4> found = largest<kLanes>(both);
-      size[y][x] = found[0], size[y][x + 1] = found[1];
-    }
-  for (int y = 0; y < kEdge; ++y)
-    for (int x = 0; x < kSide; ++x) rows[y][x] = std::max({size[y][x], size[y][x + 1], size[y][x + 2]});
-  Apart apart;
-  int32_t least = most;
-  for (const auto& row : size)
-    for (int32_t one : row) least = one ? std::min(least, one) : least;
-  apart.is_wide = most - least >= 12 << 23;
+  const float* const* const at = inputs.at[0];
   const int32_t below = most ? small_below(most) : 1;
-  uint32_t small = 0;
-  for (int y = 0; y < kSide; ++y)
-    for (int x = 0; x < kSide; ++x) {
-      windows[y][x] = std::max({rows[y][x], rows[y + 1][x], rows[y + 2][x]});
-      if (windows[y][x] >= below) continue;
-      small |= uint32_t{1} << (kSide * y + x);
-      if (!windows[y][x]) apart.features = zeros;
-      else if (!apart.features) apart.features = inputs.at[y][x];
+  int32_t least = most;
+  uint64_t large = 0, nonzero = 0, differs = 0;
+  const auto bit_of = [](int place) JAXNN_INLINED { return place / kEdge * 8 + place % kEdge; };
+  for (int place = 0; place < kEdge * kEdge; place += 4) {
+    Integers<kLanes> four[4] = {};
+    for (int64_t feature = 0; feature < g.in; feature += kLanes)
+      JAXNN_UNROLL for (int i = 0; i < 4; ++i)
+        four[i] = larger(four[i], sizes<kLanes>(load<kLanes>(at[place + i] + feature)));
+    const Integers<4> size = largest<kLanes>(four);
+    JAXNN_UNROLL for (int i = 0; i < 4; ++i) {
+      large |= uint64_t{size[i] >= below} << bit_of(place + i);
+      nonzero |= uint64_t{size[i] != 0} << bit_of(place + i);
+      least = size[i] ? std::min(least, size[i]) : least;
     }
-  if (!small) return apart;
-  bool is_equal[kEdge][kEdge];
-  for (int y = 0; y < kEdge; ++y)
-    for (int x = 0; x < kEdge; ++x)
-      is_equal[y][x] = apart.features == zeros ? size[y][x] == 0
-                                               : !std::memcmp(inputs.at[y][x], apart.features, g.in * sizeof(float));
-  for (uint32_t rest = small; rest; rest &= rest - 1) {
-    const int bit = __builtin_ctz(rest), top = bit / kSide, left = bit % kSide;
-    bool all = true;
-    for (int y = top; y < top + 3; ++y)
-      for (int x = left; x < left + 3; ++x) all &= is_equal[y][x];
-    (all ? apart.equal : apart.others) |= rest & -rest;
   }
+  Apart apart;
+  apart.is_wide = most - least >= 12 << 23;
+  const uint32_t small = windows & ~windows_with<kSide>(large), empty = windows & ~windows_with<kSide>(nonzero);
+  if (empty) {
+    apart.features = zeros;
+    apart.equal = empty;
+    apart.others = small & ~empty;
+    return apart;
+  }
+  // Those of the first small window that has some, or of the tile.
+  const int first = small ? __builtin_ctz(small) : 0;
+  const uint64_t window = small ? uint64_t{0x070707} << (first / kSide * 8 + first % kSide) : ~uint64_t{0};
+  const int chosen = __builtin_ctzll(nonzero & window);
+  apart.features = inputs.at[chosen / 8][chosen % 8];
+  for (int place = 0; place < kEdge * kEdge; place += 4) {
+    Integers<kLanes> four[4] = {};
+    for (int64_t feature = 0; feature < g.in; feature += kLanes) {
+      const Integers<kLanes> wanted = bits<kLanes>(load<kLanes>(apart.features + feature));
+      JAXNN_UNROLL for (int i = 0; i < 4; ++i)
+        four[i] -= bits<kLanes>(load<kLanes>(at[place + i] + feature)) != wanted;  // a lane of true is -1
+    }
+    const Integers<4> count = largest<kLanes>(four);
+    JAXNN_UNROLL for (int i = 0; i < 4; ++i) differs |= uint64_t{count[i] != 0} << bit_of(place + i);
+  }
+  differs &= ~inputs.padding;
+  const uint32_t candidates = differs ? small : windows;
+  apart.others = candidates & windows_with<kSide>(differs);
+  apart.equal = candidates & ~apart.others;
   return apart;
 }
+
+// Results of windows of equal features, by which of their places are beyond the input.
+struct Equal {
+  static constexpr int kMost = 9;
+
+  float* results;                   // [kMost, out]
+  const float* features = nullptr;  // of all
+  uint32_t padding[kMost];
+  int count = 0;
+
+  JAXNN_INLINE bool is_of(const float* others, int64_t size) const {
+    return features == others || (features && !std::memcmp(features, others, size * sizeof(float)));
+  }
+  // The place of a result: `count` if there is none, but kMost if there is no room.
+  JAXNN_INLINE int find(uint32_t wanted) const {
+    int index = 0;
+    while (index < count && padding[index] != wanted) ++index;
+    return index;
+  }
+};
 
 // A tile, and which of its outputs are in the image and computed by its products.
 template <int kSide>
@@ -365,21 +420,18 @@ JAXNN_INLINE void write_outputs(const Tiling& g, const float* products, const Ti
   }
 }
 
-// Windows that are summed directly, as many at once as tiles.
-template <int kLanes>
-struct Direct {
-  float* inputs;  // [9, in / kLanes, kTiles, kLanes]
-  int count = 0;
+// Writes the inputs of a window in row `row` of [9, in / kLanes, kTiles, kLanes].
+template <int kLanes, int kSide>
+JAXNN_INLINE void gather(const Tiling& g, const Inputs<kSide>& from, int window, int row, float* inputs) {
+  for (int k = 0; k < 9; ++k, inputs += g.in * kTiles) {
+    const float* const features = from.at[window / kSide + k / 3][window % kSide + k % 3];
+    for (int64_t i = 0; i < g.in; i += kLanes)
+      store<kLanes>(load<kLanes>(features + i), inputs + i * kTiles + row * kLanes);
+  }
+}
 
-  template <int kSide>
-  JAXNN_INLINE void add(const Tiling& g, const Inputs<kSide>& from, int window) {
-    for (int at = 0; at < 9; ++at) add(g, from.at[window / kSide + at / 3][window % kSide + at % 3], at);
-  }
-  JAXNN_INLINE void add(const Tiling& g, const float* features, int at) {
-    float* const to = inputs + (at * g.in * kTiles) + count * kLanes;
-    for (int64_t i = 0; i < g.in; i += kLanes) store<kLanes>(load<kLanes>(features + i), to + i * kTiles);
-  }
-};
+// Whether a place of a window, in the order of a kernel, is in its padding.
+JAXNN_INLINE bool is_padding(uint32_t padding, int place) { return padding >> (place / 3 * 8 + place % 3) & 1; }
 
 // The products of `count` rows of tiles, or of windows, with each panel of a kernel from `place` on; those of a panel are
 // given to `then(products, first, width)`. Sums stay in registers: of kRows tiles and two vectors of outputs, or of kLong
@@ -405,36 +457,40 @@ JAXNN_INLINE void multiply_all(const Tiling& g, const float* inputs, const float
   }
 }
 
-// The outputs of a window of equal features, by the order of sums of `multiply`.
+// The outputs of `count` windows of [9, in / kLanes, kTiles, kLanes], by direct sums.
+template <int kLanes, int kRows, int kLong>
+JAXNN_INLINE void sum_windows(const Tiling& g, const float* inputs, const float* transformed, int count,
+                              float* const* to, float* products) {
+  multiply_all<kLanes, kRows, kLong>(g, inputs, transformed, g.places(), 1, 9 * g.in, count, products,
+                                     [&](const float* sums, int64_t o, int64_t width) JAXNN_INLINED {
+    for (int i = 0; i < count; ++i) std::memcpy(to[i] + o, sums + i * width, width * sizeof(float));
+  });
+}
+
+// Those of a window of equal features, in the same order of sums.
 template <int kLanes>
-JAXNN_INLINE void sum_of_equal(const Tiling& g, const float* features, const float* transformed, float* to) {
+JAXNN_INLINE void sum_of_equal(const Tiling& g, const float* features, uint32_t padding, const float* transformed,
+                               float* to) {
   for (int64_t o = 0; o < g.out; o += kLanes) {
     const int64_t first = o / (2 * kLanes) * (2 * kLanes), width = panel_width<kLanes>(g.out, first);
     const float* at = transformed + (g.kernel_places() * first + g.places() * width) * g.in + o - first;
     Vector<kLanes> sum{};
-    for (int k = 0; k < 9; ++k)
-      for (int64_t i = 0; i < g.in; ++i, at += width) sum += features[i] * load<kLanes>(at);
+    for (int k = 0; k < 9; ++k, at += g.in * width)
+      for (int64_t i = 0; i < g.in && !is_padding(padding, k); ++i) sum += features[i] * load<kLanes>(at + i * width);
     store<kLanes>(sum, to + o);
   }
 }
 
-template <int kLanes, int kSide, int kRows, int kLong>
+template <int kLanes, int kSide, int kRows, int kLong, typename Sum>
 JAXNN_INLINE void convolve(const Tiling& g, const float* input, const float* transformed, int64_t first, int64_t last,
-                           float* output, float* scratch) {
+                           float* output, float* scratch, const Sum& sum_windows) {
   const int64_t places = g.places();
-  float *const zeros = scratch, *const inputs = zeros + g.in, *const products = inputs + places * kTiles * g.in,
-               *const equal = products + places * kTiles * g.out;
-  Direct<kLanes> direct{equal + g.out};
-  float* to[kTiles];                      // the outputs of the direct sums
-  const float* features = nullptr;        // of the last window of equal ones, whose outputs are `equal`
+  float *const zeros = scratch, *const inputs = zeros + g.in, *const products = inputs + places * kTiles * g.in;
+  Equal equal{products + places * kTiles * g.out};
+  float* const direct = equal.results + Equal::kMost * g.out;  // inputs of windows
+  float* to[kTiles];                                           // and their outputs
+  int num_direct = 0;
   std::memset(zeros, 0, g.in * sizeof(float));
-  const auto sum_directly = [&]() JAXNN_INLINED {
-    multiply_all<kLanes, kRows, kLong>(g, direct.inputs, transformed, places, 1, 9 * g.in, direct.count, products,
-                                       [&](const float* sums, int64_t o, int64_t width) JAXNN_INLINED {
-      for (int i = 0; i < direct.count; ++i) std::memcpy(to[i] + o, sums + i * width, width * sizeof(float));
-    });
-    direct.count = 0;
-  };
   Place<kSide> place(g, first);
   for (int64_t at = first; at < last;) {
     Tile<kSide> tiles[kTiles];
@@ -444,21 +500,30 @@ JAXNN_INLINE void convolve(const Tiling& g, const float* input, const float* tra
       const Inputs<kSide> of(g, input, place, zeros);
       const int32_t most = largest_unless_even<kLanes, kSide>(g, of);
       if (__builtin_expect(most >= 0, 0)) {  // expected: registers are for even tiles
-        const Apart apart = find_apart<kLanes, kSide>(g, of, most, zeros);
-        if (apart.equal && !(features && !std::memcmp(features, apart.features, g.in * sizeof(float)))) {
-          features = apart.features;
-          sum_of_equal<kLanes>(g, features, transformed, equal);
-        }
-        for (uint32_t rest = apart.equal & tile.kept; rest; rest &= rest - 1)
-          std::memcpy(output + tile.output(g, __builtin_ctz(rest)), equal, g.out * sizeof(float));
-        for (uint32_t rest = apart.others & tile.kept; rest; rest &= rest - 1) {
-          direct.add(g, of, __builtin_ctz(rest));
-          to[direct.count++] = output + tile.output(g, __builtin_ctz(rest));
+        const Apart apart = find_apart<kLanes, kSide>(g, of, tile.kept, most, zeros);
+        if (apart.equal && !equal.is_of(apart.features, g.in)) equal.features = apart.features, equal.count = 0;
+        for (uint32_t rest = apart.equal | apart.others; rest; rest &= rest - 1) {
+          const int window = __builtin_ctz(rest);
+          float* const result = output + tile.output(g, window);
+          const uint32_t padding = apart.features == zeros ? 0 : of.padding_of(window);
+          const int index = apart.equal & rest & -rest ? equal.find(padding) : Equal::kMost;
+          if (index == Equal::kMost) {
+            gather<kLanes, kSide>(g, of, window, num_direct, direct);
+            to[num_direct] = result;
+            if (++num_direct < kTiles) continue;
+            sum_windows(g, direct, transformed, num_direct, to, products);
+            num_direct = 0;
+            continue;
+          }
+          if (index == equal.count) {
+            equal.padding[equal.count++] = padding;
+            sum_of_equal<kLanes>(g, apart.features, padding, transformed, equal.results + index * g.out);
+          }
+          std::memcpy(result, equal.results + index * g.out, g.out * sizeof(float));
         }
         tile.kept &= ~(apart.equal | apart.others);
-        if (direct.count > kTiles - kSide * kSide) sum_directly();
+        if (!tile.kept) continue;
       }
-      if (!tile.kept) continue;
       transform_inputs<kLanes, kSide>(g, of, inputs + count * kLanes);
       ++count;
     }
@@ -470,7 +535,7 @@ JAXNN_INLINE void convolve(const Tiling& g, const float* input, const float* tra
         write_outputs<kLanes, kSide, 1>(g, products, tiles, count, o, output);
     });
   }
-  sum_directly();
+  sum_windows(g, direct, transformed, num_direct, to, products);
 }
 
 // Writes the transformed gradients of the outputs of a tile, as transform_inputs; `some` is memory for all of them.
@@ -545,39 +610,43 @@ JAXNN_INLINE void add_all(const Tiling& g, const float* inputs, const float* out
   }
 }
 
-template <int kLanes, int kSide, int kRows, int kLong>
+template <int kLanes, int kSide, int kRows, int kLong, typename Add>
 JAXNN_INLINE void kernel_gradient(const Tiling& g, const float* input, const float* output, int64_t first, int64_t last,
-                                  float* gradient, float* scratch) {
+                                  float* gradient, float* scratch, const Add& add_windows) {
   using V = Vector<kLanes>;
-  constexpr int kEdge = kSide + 2, kPlaces = kEdge * kEdge;
+  constexpr int kEdge = kSide + 2, kPlaces = kEdge * kEdge, kGroups = 4;
   const int64_t size = g.in * g.out;
   float *const zeros = scratch, *const inputs = zeros + g.in, *const outputs = inputs + kPlaces * kTiles * g.in,
-               *const equal = outputs + kPlaces * kTiles * g.out, *const direct_outputs = equal + g.out,
-               *const sums = direct_outputs + kTiles * g.out, *const direct_sums = sums + kPlaces * size;
-  Direct<kLanes> direct{direct_sums + 9 * size};
-  float* const some = direct.inputs + 9 * kTiles * g.in;
-  const float* features = nullptr;  // of windows of equal ones; the sum of their outputs' gradients is `equal`
+               *const some = outputs + kPlaces * kTiles * g.out, *const sums = some + kSide * kSide * g.out,
+               *const direct = sums + (kPlaces + 9) * size, *const direct_outputs = direct + 9 * kTiles * g.in,
+               *const direct_sums = sums + kPlaces * size;
+  Equal equal{direct_outputs + kTiles * g.out};  // the results are sums of the outputs' gradients
+  int num_direct = 0;
+  bool has_direct = false;
   std::memset(zeros, 0, g.in * sizeof(float));
   std::memset(sums, 0, kPlaces * size * sizeof(float));
-  bool has_direct = false;
   const auto sum_directly = [&]() JAXNN_INLINED {
     if (!has_direct) std::memset(direct_sums, 0, 9 * size * sizeof(float));
     has_direct = true;
-    add_all<kLanes, kRows, kLong>(g, direct.inputs, direct_outputs, true, 9, direct.count, direct_sums);
-    direct.count = 0;
+    add_windows(g, direct, direct_outputs, num_direct, direct_sums);
+    num_direct = 0;
   };
   const auto add_direct = [&](const float* gradients) JAXNN_INLINED {
     for (int64_t o = 0; o < g.out; o += kLanes)
-      store<kLanes>(load<kLanes>(gradients + o), direct_outputs + o * kTiles + direct.count * kLanes);
-    ++direct.count;
+      store<kLanes>(load<kLanes>(gradients + o), direct_outputs + o * kTiles + num_direct * kLanes);
+    if (++num_direct == kTiles) sum_directly();
   };
   const auto add_equal = [&]() JAXNN_INLINED {
-    if (!features) return;
-    for (int k = 0; k < 9; ++k) direct.add(g, features, k);
-    add_direct(equal);
-    features = nullptr;
+    for (int index = 0; index < equal.count; ++index) {
+      Inputs<kSide> of;  // one window
+      for (int k = 0; k < 9; ++k) of.at[k / 3][k % 3] = is_padding(equal.padding[index], k) ? zeros : equal.features;
+      gather<kLanes, kSide>(g, of, 0, num_direct, direct);
+      add_direct(equal.results + index * g.out);
+    }
+    equal.count = 0;
   };
   Place<kSide> place(g, first);
+  int64_t groups = 0;
   for (int64_t at = first; at < last;) {
     int count = 0;
     for (; at < last && count < kTiles; ++at, place.advance(g)) {
@@ -585,34 +654,41 @@ JAXNN_INLINE void kernel_gradient(const Tiling& g, const float* input, const flo
       const Inputs<kSide> of(g, input, place, zeros);
       const int32_t most = largest_unless_even<kLanes, kSide>(g, of);
       if (__builtin_expect(most >= 0, 0)) {  // expected: registers are for even tiles
-        Apart apart = find_apart<kLanes, kSide>(g, of, most, zeros);
-        if (apart.is_wide) apart.others = ~apart.equal;
-        if (apart.equal && !(features && !std::memcmp(features, apart.features, g.in * sizeof(float)))) {
+        Apart apart = find_apart<kLanes, kSide>(g, of, tile.kept, most, zeros);
+        if (apart.is_wide) apart.others = tile.kept & ~apart.equal;
+        if (apart.equal && !equal.is_of(apart.features, g.in)) {
           add_equal();
-          features = apart.features;
-          std::memset(equal, 0, g.out * sizeof(float));
+          equal.features = apart.features;
         }
-        for (uint32_t rest = apart.equal & tile.kept; rest; rest &= rest - 1) {
-          const float* const more = output + tile.output(g, __builtin_ctz(rest));
+        for (uint32_t rest = apart.equal | apart.others; rest; rest &= rest - 1) {
+          const int window = __builtin_ctz(rest);
+          const float* const gradients = output + tile.output(g, window);
+          const uint32_t padding = apart.features == zeros ? 0 : of.padding_of(window);
+          const int index = apart.equal & rest & -rest ? equal.find(padding) : Equal::kMost;
+          if (index == Equal::kMost) {
+            gather<kLanes, kSide>(g, of, window, num_direct, direct);
+            add_direct(gradients);
+            continue;
+          }
+          float* const sum = equal.results + index * g.out;
+          if (index == equal.count) {
+            equal.padding[equal.count++] = padding;
+            std::memset(sum, 0, g.out * sizeof(float));
+          }
           for (int64_t o = 0; o < g.out; o += kLanes)
-            store<kLanes>(load<kLanes>(equal + o) + load<kLanes>(more + o), equal + o);
-        }
-        for (uint32_t rest = apart.others & tile.kept; rest; rest &= rest - 1) {
-          direct.add(g, of, __builtin_ctz(rest));
-          add_direct(output + tile.output(g, __builtin_ctz(rest)));
+            store<kLanes>(load<kLanes>(sum + o) + load<kLanes>(gradients + o), sum + o);
         }
         tile.kept &= ~(apart.equal | apart.others);
-        if (direct.count > kTiles - kSide * kSide - 2) sum_directly();  // two of equal ones may follow
+        if (!tile.kept) continue;
       }
-      if (!tile.kept) continue;
       transform_inputs<kLanes, kSide>(g, of, inputs + count * kLanes);
       transform_outputs<kLanes, kSide>(g, output, tile, some, outputs + count * kLanes);
       ++count;
     }
-    add_equal();  // sums of sums, as those of tiles
+    if (++groups % kGroups == 0 || at == last) add_equal();  // sums of sums, as those of tiles
     add_all<kLanes, kRows, kLong>(g, inputs, outputs, false, kPlaces, count, sums);
   }
-  if (direct.count) sum_directly();
+  if (num_direct) sum_directly();
   for (int64_t i = 0; i < size; i += kLanes) {
     V rows[3][kEdge];
     JAXNN_UNROLL for (int x = 0; x < kEdge; ++x) {
@@ -632,19 +708,30 @@ JAXNN_INLINE void kernel_gradient(const Tiling& g, const float* input, const flo
   }
 }
 
+// Windows apart are rare: in functions of their own they leave the registers to the loops over tiles.
 #define JAXNN_WINOGRAD(name, target, lanes, side, rows, long_rows, pairs, long_pairs)                                   \
   struct name {                                                                                                         \
     target static void transform(const Tiling& g, const float* kernel, bool flipped, int64_t first, int64_t last,       \
                                  float* to) {                                                                           \
       jaxnn::transform<lanes, side>(g, kernel, flipped, first, last, to);                                               \
     }                                                                                                                   \
+    target __attribute__((noinline)) static void sum_windows(const Tiling& g, const float* inputs,                      \
+                                                             const float* transformed, int count, float* const* to,     \
+                                                             float* products) {                                         \
+      jaxnn::sum_windows<lanes, rows, long_rows>(g, inputs, transformed, count, to, products);                          \
+    }                                                                                                                   \
+    target __attribute__((noinline)) static void add_windows(const Tiling& g, const float* inputs,                      \
+                                                             const float* outputs, int count, float* sums) {            \
+      jaxnn::add_all<lanes, pairs, long_pairs>(g, inputs, outputs, true, 9, count, sums);                               \
+    }                                                                                                                   \
     target static void convolve(const Tiling& g, const float* input, const float* transformed, int64_t first,           \
                                 int64_t last, float* output, float* scratch) {                                          \
-      jaxnn::convolve<lanes, side, rows, long_rows>(g, input, transformed, first, last, output, scratch);               \
+      jaxnn::convolve<lanes, side, rows, long_rows>(g, input, transformed, first, last, output, scratch, sum_windows);  \
     }                                                                                                                   \
     target static void kernel_gradient(const Tiling& g, const float* input, const float* output, int64_t first,         \
                                        int64_t last, float* gradient, float* scratch) {                                 \
-      jaxnn::kernel_gradient<lanes, side, pairs, long_pairs>(g, input, output, first, last, gradient, scratch);         \
+      jaxnn::kernel_gradient<lanes, side, pairs, long_pairs>(g, input, output, first, last, gradient, scratch,          \
+                                                             add_windows);                                              \
     }                                                                                                                   \
     static constexpr Winograd kAll{transform, convolve, kernel_gradient};                                               \
   };

@@ -34,7 +34,8 @@ struct Tiling {
   int64_t kernel_places() const { return places() + 9; }
   int64_t kernel_size() const { return kernel_places() * in * out; }  // floats, transformed
   int64_t scratch_size() const {  // floats of a thread
-    return places() * kTiles * (in + out) + kernel_places() * in * out + 9 * kTiles * in + (kTiles + side * side + 1) * out + in;
+    const int64_t windows = kTiles * (9 * in + out) + (side * side + 9) * out;  // that are computed apart
+    return places() * kTiles * (in + out) + kernel_places() * in * out + windows + in;
   }
 };
 
