@@ -105,7 +105,7 @@ def boosting(
     counts = categorical.values() if isinstance(categorical, Mapping) else [max_bins]
     growth = Growth(
         max_depth, num_leaves, max_bins + 1, tuple(categorical), max([0, *counts]), tuple(monotone),
-        learning_rate, l1, l2, min_child_weight, min_gain,
+        learning_rate, l1, l2, min_child_weight, min_gain, objective.largest_step,
     )  # fmt: skip
     if not {*growth.monotone} <= {-1, 0, 1}:
         raise ConfigError(f"boosting: monotone must be -1, 0 or 1 for each column, not {growth.monotone!r}.")
@@ -161,7 +161,7 @@ def _check_data(objective: Objective, growth: Growth, params: Any, state: Any, b
     for split, source in splits.named().items():
         if not (least := np.min(source.targets)) >= objective.least_target:
             raise DataError(f"{split}: a target is {least:g}, below {objective.least_target:g}, the least.")
-    needed = 8 * growth.num_bins * _bins(batch.inputs).shape[1] * sum(num_histograms(growth))
+    needed = 16 * growth.num_bins * _bins(batch.inputs).shape[1] * sum(num_histograms(growth))
     free = available_bytes(jax.local_devices()[0])
     if free is not None and needed > free:
         wrong = f"the histograms of a tree take {format_bytes(needed)}, and {format_bytes(free)} are free"

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.scipy.special import logit
 
-from jaxnn.trees._growth import fixed_point, traced_once
+from jaxnn.trees._growth import fixed_sum, traced_once
 from jaxnn.types import Array, ConfigError, check_int
 
 
@@ -34,6 +34,8 @@ class Objective(NamedTuple):
         derivatives: ``(scores, targets, queries, weights) -> (gradients, Hessians)``, ``[rows]`` each, of an objective
             that compares the rows of a query, such as `lambda_rank`. ``loss`` and ``metrics`` then take the same, and
             return for each row the value of its query. A row of weight 0 does not count. None: those of the loss.
+        largest_step: the largest absolute value of a leaf, before the learning rate; XGBoost's ``max_delta_step``. A
+            loss that is exponential in the score needs one: Newton's step to a rare large target would overflow.
 
     >>> cubic = jn.trees.Objective(lambda score, target: jnp.abs(score - target) ** 3)
     """
@@ -48,6 +50,7 @@ class Objective(NamedTuple):
     num_classes: int | None = None
     least_target: float = -math.inf
     derivatives: Callable[[Array, Any, Array, Array], tuple[Array, Array]] | None = None
+    largest_step: Any = math.inf
 
 
 def derivatives(objective: Objective, scores: Any, targets: Any, queries: Any, weights: Any) -> Any:
@@ -71,9 +74,7 @@ def _by_row(loss: Callable[..., Array], hessian: Callable[..., Array] | None, sc
 
 def weighted_mean(values: Array, weights: Array) -> jax.Array:
     """The mean of ``values [rows]``, weighted by ``weights [rows]``; the same on any number of devices."""
-    pairs, unit = fixed_point(jnp.asarray(values * weights), jnp.asarray(weights))
-    total, weight = pairs.sum(axis=0) * unit
-    return total / weight  # type: ignore[no-any-return]
+    return fixed_sum(jnp.asarray(values * weights, jnp.float32)) / fixed_sum(jnp.asarray(weights, jnp.float32))
 
 
 def leaf_quantiles(leaf: Array, values: Array, weights: Array, quantile: float, num_nodes: int) -> jax.Array:
@@ -160,6 +161,7 @@ def poisson() -> Objective:
         start=lambda targets, weights: jnp.log(jnp.maximum(weighted_mean(targets, weights), 1e-30)),
         outputs=jnp.exp,
         least_target=0.0,
+        largest_step=0.7,  # as in XGBoost
     )
 
 
