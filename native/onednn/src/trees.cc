@@ -22,6 +22,7 @@ namespace ffi = xla::ffi;
 namespace {
 
 constexpr int kBins = 256, kWords = kBins / 32, kMissing = kBins - 1, kLanes = 16, kBlock = 8;
+constexpr int64_t kAhead = 16;  // rows that are fetched into the cache before they are summed
 constexpr int64_t kChunk = 1 << 14;  // rows, or elements of a histogram, that are worth another thread
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
@@ -31,7 +32,7 @@ using ParallelFor = std::function<void(int64_t, const std::function<void(int64_t
 typedef int64_t Sums __attribute__((vector_size(16)));
 enum { kGradient, kHessian };
 
-inline bool is_zero(Sums sums) { return (sums[kGradient] | sums[kHessian]) == 0; }
+inline bool is_zero(const Sums& sums) { return (sums[kGradient] | sums[kHessian]) == 0; }
 
 struct Settings {
   int64_t max_depth, num_leaves, num_bins, num_categories;  // num_leaves is 0: by level
@@ -103,23 +104,24 @@ inline float leaf_value(float gradient, float hessian, const Settings& s) {
 
 // Candidates of a split: the sums on their left without missing values, and floats of both sides.
 struct Sides {
-  int64_t lefts[2][kBins];
-  float left[2][kBins], right[2][kBins];
+  alignas(64) Sums lefts[kBins];
+  alignas(64) float left[kBins][2], right[kBins][2];
 };
 
 // Converts the candidates, with the missing values on their left; returns their number, a multiple of kLanes.
 JAXNN_VECTORIZED int convert(Sides& sides, int count, Sums missing, Sums total, const float* units) {
+  constexpr int kSums = 4;  // at once
+  typedef int64_t Ints __attribute__((vector_size(16 * kSums)));
+  typedef float Floats __attribute__((vector_size(8 * kSums)));
   const int padded = (count + kLanes - 1) / kLanes * kLanes;
-  for (int k = 0; k < 2; ++k) {
-    const int64_t more = missing[k], all = total[k] - more;
-    const float unit = units[k];
-    const int64_t* __restrict lefts = sides.lefts[k];
-    float *__restrict left = sides.left[k], *__restrict right = sides.right[k];
-    for (int i = 0; i < count; ++i) {
-      left[i] = static_cast<float>(lefts[i] + more) * unit;
-      right[i] = static_cast<float>(all - lefts[i]) * unit;
-    }
-    for (int i = count; i < padded; ++i) left[i] = right[i] = 0;  // no split
+  Ints more, all;
+  Floats unit;
+  for (int i = 0; i < 2 * kSums; ++i) more[i] = missing[i % 2], all[i] = total[i % 2], unit[i] = units[i % 2];
+  for (int i = count; i < padded; ++i) sides.lefts[i] = -missing;  // no split
+  for (int i = 0; i < padded; i += kSums) {
+    const Ints left = reinterpret_cast<const Ints&>(sides.lefts[i]) + more;
+    reinterpret_cast<Floats&>(sides.left[i]) = __builtin_convertvector(left, Floats) * unit;
+    reinterpret_cast<Floats&>(sides.right[i]) = __builtin_convertvector(all - left, Floats) * unit;
   }
   return padded;
 }
@@ -137,10 +139,10 @@ JAXNN_INLINE Best largest_gain_of(const Sides& sides, int count, const Settings&
   for (int j = 0; j < kLanes; ++j) gains[j] = kNever, first[j] = 0;
   for (int i = 0; i < count; i += kLanes) {
     for (int j = 0; j < kLanes; ++j) {
-      const float left = sides.left[kHessian][i + j], right = sides.right[kHessian][i + j];
+      const float left = sides.left[i + j][kHessian], right = sides.right[i + j][kHessian];
       const float least = std::min(left, right);
-      const float both = score<kIsPlain>(sides.left[kGradient][i + j], left, s) +
-                         score<kIsPlain>(sides.right[kGradient][i + j], right, s);
+      const float both = score<kIsPlain>(sides.left[i + j][kGradient], left, s) +
+                         score<kIsPlain>(sides.right[i + j][kGradient], right, s);
       const bool better = (least > 0) & (least >= s.min_child_weight) & (both > gains[j]);
       gains[j] = better ? both : gains[j];
       first[j] = better ? i + j : first[j];
@@ -174,18 +176,15 @@ void ordered_bins(const Sums* histogram, bool is_categorical, const Settings& s,
 
 // The sums of all bins up to the first and to each with rows; returns their number. A split after a bin without rows is
 // that before it, but missing values may be alone before the first.
-int left_sums(const Sums* bins, int count, Sides& sides) {
-  Sums left = bins[0];
-  int number = 0;
+int left_sums(const Sums* bins, int count, Sums* lefts) {
+  Sums left = lefts[0] = bins[0];
+  int number = 1;
+#pragma GCC unroll 8
   for (int i = 1; i < count; ++i) {
-    sides.lefts[kGradient][number] = left[kGradient];
-    sides.lefts[kHessian][number] = left[kHessian];
+    lefts[number] = left += bins[i];
     number += !is_zero(bins[i]);
-    left += bins[i];
   }
-  sides.lefts[kGradient][number] = left[kGradient];
-  sides.lefts[kHessian][number] = left[kHessian];
-  return number + 1;
+  return number;
 }
 
 // The best split of a node by one column; its gain is without what the node had before.
@@ -198,7 +197,7 @@ Split best_split(const Sums* histogram, Sums total, bool is_categorical, const S
     ordered_bins(histogram, true, s, order);
     for (int i = 0; i < num_values; ++i) ordered[i] = histogram[order[i]];
   }
-  const int count = left_sums(is_categorical ? ordered : histogram, num_values, sides);
+  const int count = left_sums(is_categorical ? ordered : histogram, num_values, sides.lefts);
   Best best = largest_gain(sides, convert(sides, count, Sums{}, total, s.units), s);
   Split found;
   const Sums missing = histogram[num_values];
@@ -209,7 +208,7 @@ Split best_split(const Sums* histogram, Sums total, bool is_categorical, const S
   }
   found.gain = best.gain;
   found.last = best.at;
-  found.left = Sums{sides.lefts[kGradient][best.at], sides.lefts[kHessian][best.at]};
+  found.left = sides.lefts[best.at];
   if (found.with_missing) found.left += missing;
   return found;
 }
@@ -228,10 +227,10 @@ JAXNN_VECTORIZED void round_pairs(const float* __restrict gradients, const float
 }
 
 // A left child takes the place of its parent, of whose sums the other child has the rest.
-JAXNN_VECTORIZED void subtract(const Sums* __restrict small, Sums* __restrict left, Sums* __restrict right, int count,
-                               bool small_is_left) {
+JAXNN_VECTORIZED void subtract(const int64_t* __restrict small, int64_t* __restrict left, int64_t* __restrict right,
+                               int count, bool small_is_left) {
   for (int i = 0; i < count; ++i) {
-    const Sums rest = left[i] - small[i];
+    const int64_t rest = left[i] - small[i];
     left[i] = small_is_left ? small[i] : rest;
     right[i] = small_is_left ? rest : small[i];
   }
@@ -239,8 +238,8 @@ JAXNN_VECTORIZED void subtract(const Sums* __restrict small, Sums* __restrict le
 
 class Grower {
  public:
-  Grower(const Member& member, Buffers& buffers, const ParallelFor& parallel_for)
-      : m_(member), s_(member.settings), buffers_(buffers), parallel_for_(parallel_for) {
+  Grower(const Member& member, Buffers& buffers, const ParallelFor& parallel_for, int64_t num_threads)
+      : m_(member), s_(member.settings), buffers_(buffers), parallel_for_(parallel_for), num_threads_(num_threads) {
     is_categorical_.resize(m_.columns);
     for (int64_t column : s_.categorical) is_categorical_[column] = true;
     for (auto& rows : buffers_.rows) rows.resize(m_.rows);
@@ -313,7 +312,8 @@ class Grower {
       if (buffers_.histograms[i].size() < size) buffers_.histograms[i].resize(size);
     buffers_.splits.resize(m_.columns * nodes_.size());
     // A few columns are divided further, for more threads.
-    const int64_t block = parallel_for_ && m_.columns < 4 * kBlock ? kBlock / 2 : kBlock;
+    const int64_t wide = (m_.columns + kBlock - 1) / kBlock * lefts.size();
+    const int64_t block = wide < 2 * num_threads_ ? kBlock / 2 : kBlock;
     const int64_t blocks = (m_.columns + block - 1) / block;
     spread(work, blocks * lefts.size(), [&](int64_t index) {
       const int64_t first = index / lefts.size() * block;
@@ -339,7 +339,7 @@ class Grower {
       Sums *of_left = histogram(left, column), *of_right = is_root ? nullptr : histogram(left + 1, column);
       const Sums* small = found[column - first];
       if (is_root) std::copy(small, small + s_.num_bins, of_left);
-      else subtract(small, of_left, of_right, s_.num_bins, small_is_left);
+      else subtract(&small[0][0], &of_left[0][0], &of_right[0][0], 2 * s_.num_bins, small_is_left);
       for (int node = left; node <= left + !is_root; ++node) {
         Split& split = buffers_.splits[column * nodes_.size() + node];
         split = Split();
@@ -366,9 +366,14 @@ class Grower {
     const Sums* pairs = buffers_.pairs.data();
     const int64_t end = nodes_[node].end, columns = m_.columns;
     for (int64_t i = nodes_[node].begin; i < end; ++i) {
-      const int64_t row = rows[i];
+      const int64_t row = rows[i], ahead = rows[std::min(i + kAhead, end - 1)];
+      __builtin_prefetch(pairs + ahead);
+      __builtin_prefetch(bins + ahead * columns);
       const Sums pair = pairs[row];
-      for (int k = 0; k < kColumns; ++k) histogram[k][bins[row * columns + k]] += pair;
+      for (int k = 0; k < kColumns; ++k) {
+        Sums& bin = *reinterpret_cast<Sums*>(&histogram[k][0][0] + size_t{2} * bins[row * columns + k]);
+        bin += pair;
+      }
     }
   }
 
@@ -509,7 +514,8 @@ class Grower {
   const Member& m_;
   const Settings& s_;
   Buffers& buffers_;
-  const ParallelFor& parallel_for_;
+  const ParallelFor& parallel_for_;  // empty: one thread
+  const int64_t num_threads_;
   std::vector<Node> nodes_;
   std::vector<uint8_t> is_categorical_;
   int num_histograms_ = 1;
@@ -577,7 +583,7 @@ ffi::Error grow_trees(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> bins, ffi::Buff
         column->typed_data() + index * nodes, left_bins->typed_data() + index * nodes * kWords,
         left->typed_data() + index * nodes, value->typed_data() + index * nodes, gain->typed_data() + index * nodes,
         weight->typed_data() + index * nodes, leaf->typed_data() + index * rows};
-    Grower(member, buffers, parallel).grow();
+    Grower(member, buffers, parallel, parallel ? pool.num_threads() : 0).grow();
   };
   const ParallelFor on_threads = [&](int64_t tasks, const std::function<void(int64_t)>& body) {
     jaxnn::parallel_for(pool, tasks, body);
