@@ -62,11 +62,11 @@ def _power(exponent: Array) -> Array:
     return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
 
-def fixed_sum(values: Array) -> Array:
+def fixed_sum(values: Any) -> Array:
     """The sum of ``values [rows]``, rounded once; the same on any number of devices."""
     with jax.enable_x64(True):
-        rounded, unit = fixed_point(values)
-        return rounded.sum().astype(jnp.float32) * unit
+        rounded, unit = fixed_point(jnp.asarray(values, jnp.float32))
+        return rounded.sum().astype(jnp.float32) * unit  # type: ignore[no-any-return]
 
 
 def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins: int) -> Array:
@@ -88,7 +88,8 @@ def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins:
             return None, of_column(slot, pairs, column)
 
         # XLA runs the columns of one step in parallel.
-        return jax.lax.scan(next_column, None, bins, unroll=min(8, cpu_count() or 1))[1]
+        summed: Array = jax.lax.scan(next_column, None, bins, unroll=min(8, cpu_count() or 1))[1]
+        return summed
 
     def all_columns(bins: Array, slot: Array, pairs: Array) -> Any:
         if is_sequential():
