@@ -87,8 +87,9 @@ def _score(sums: Array, value: Array, growth: Growth) -> Array:
     gradient, hessian = sums[..., 0], sums[..., 1]
     if not growth.monotone:  # no product is added, which some programs would round and others not
         size, curvature = _shrunk(gradient, growth), _curvature(hessian, growth)
-        step = jnp.abs(size) / curvature
-        share = jnp.where(step > growth.largest_step, growth.largest_step / step, 1.0)  # of the best step
+        limit = growth.largest_step * curvature
+        # Of the best step. No quotient is divided by: XLA would make it a product.
+        share = jnp.where(jnp.abs(size) > limit, limit / jnp.abs(size), 1.0)
         return size**2 * (share * (2 - share)) / curvature / 2
     raised: Array = gradient * value + (hessian + growth.l2) * value**2 / 2 + growth.l1 * jnp.abs(value)
     return -raised

@@ -128,6 +128,7 @@ def test_room_for_fewer_bins_and_other_implementations_grow_the_same_trees(train
     [
         {"max_depth": 5, "l1": 0.5, "min_child_weight": 3.0},
         {"max_depth": 4, "num_leaves": 9, "min_gain": 0.05, "l2": 0.0},
+        {"max_depth": 4, "learning_rate": 1.0, "objective": trees.poisson()},
         {"max_depth": 3, "column_fraction": 0.5, "max_bins": 16, "objective": trees.cross_entropy(3)},
     ],
 )
@@ -148,9 +149,9 @@ def test_the_native_kernel_grows_the_same_trees(settings, tmp_path):
 
 @pytest.mark.slow
 def test_four_devices_and_padded_rows_grow_the_same_trees():
-    data = (jn.data.binned(table(93), table(32, 1), categorical=(3,), multiple_of=multiple) for multiple in (1, 8))
+    data = (jn.data.binned(table(2403), table(32, 1), categorical=(3,), multiple_of=multiple) for multiple in (1, 8))
     runs = [tiny.fit(experiment(data=one), **HOW, **how) for one, how in zip(data, ({}, FOUR), strict=True)]
-    assert runs[1].config.batch_size == 96 and same_trees(*runs)
+    assert runs[1].config.batch_size == 2408 and same_trees(*runs)
     np.testing.assert_allclose(*(run.final["train_loss"] for run in runs), rtol=1e-6)
 
 
@@ -307,8 +308,8 @@ def test_exported_predictions_of_numbers_are_those_of_the_model(regressor, train
     two, three = (
         trees.GradientBoostingClassifier(**FITTED).fit(inputs, np.digitize(targets, ends)) for ends in ((0,), (-1, 1))
     )
-    rows = np.float32(table(200, 1)[0])
-    rows[:, 3] = np.arange(200) % 11 - 2  # categories that were not seen among them
+    rows = np.float32(table(3000, 1)[0])
+    rows[:, 3] = np.arange(3000) % 11 - 2  # categories that were not seen among them
     for column, edges in enumerate(regressor.bins_.edges[:3]):
         near = edges.astype(np.float32)[:60]
         for start, direction in zip((0, 60, 120), (-np.inf, 0, np.inf), strict=True):

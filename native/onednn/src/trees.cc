@@ -91,8 +91,8 @@ template <bool kIsPlain = false>
 inline float score(float gradient, float hessian, const Settings& s) {
   const float bend = curvature(hessian, s);
   if (kIsPlain) return gradient * gradient / bend / 2;
-  const float size = shrunk(gradient, s.l1), step = std::abs(size) / bend;
-  const float share = step > s.largest_step ? s.largest_step / step : 1.0f;
+  const float size = shrunk(gradient, s.l1), limit = s.largest_step * bend;
+  const float share = std::abs(size) > limit ? limit / std::abs(size) : 1.0f;  // of the best step
   return size * size * (share * (2 - share)) / bend / 2;
 }
 
