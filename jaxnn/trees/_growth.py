@@ -66,8 +66,9 @@ def fixed_sum(values: Any) -> Array:
     """The sum of ``values [rows]``, rounded once; the same on any number of devices."""
     with jax.enable_x64(True):
         rounded, unit = fixed_point(jnp.asarray(values, jnp.float32))
-        total: Array = rounded.sum().astype(jnp.float32) * unit
-        return jax.lax.optimization_barrier(total)  # XLA multiplies by the inverse of a sum that it knows
+        # Otherwise XLA multiplies by the inverse of a sum that it knows.
+        total: Array = jax.lax.optimization_barrier(rounded.sum().astype(jnp.float32) * unit)
+        return total
 
 
 def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins: int) -> Array:
