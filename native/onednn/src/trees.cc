@@ -250,12 +250,16 @@ class Grower {
 
   void grow() {
     std::fill_n(m_.left_bins, nodes_.size() * kWords, 0);
-    Sums total{};
     std::iota(buffers_.rows[0].begin(), buffers_.rows[0].end(), 0);
-    round_pairs(m_.gradients, m_.hessians, m_.rows, s_.units, reinterpret_cast<int64_t*>(buffers_.pairs.data()));
-    for (const Sums& pair : buffers_.pairs) total += pair;
+    std::vector<Sums> totals((m_.rows + kChunk - 1) / kChunk);
+    spread(m_.rows, totals.size(), [&](int64_t index) {
+      const int64_t first = index * kChunk, count = std::min(kChunk, m_.rows - first);
+      Sums* const pairs = buffers_.pairs.data() + first;
+      round_pairs(m_.gradients + first, m_.hessians + first, count, s_.units, reinterpret_cast<int64_t*>(pairs));
+      totals[index] = std::accumulate(pairs, pairs + count, Sums{});
+    });
     nodes_[0].end = m_.rows;
-    nodes_[0].sums = total;
+    nodes_[0].sums = std::accumulate(totals.begin(), totals.end(), Sums{});
     std::vector<int> known{0}, lefts{0};  // leaves; left children without a histogram
     const int64_t rounds = s_.num_leaves ? s_.num_leaves - 1 : s_.max_depth;
     for (int64_t round = 0; round < rounds && !known.empty(); ++round) {
