@@ -14,7 +14,7 @@ import optax
 from jaxnn.data import Bins, check_labels
 from jaxnn.observe import available_bytes, format_bytes
 from jaxnn.optim import check_range
-from jaxnn.trees._growth import Tree, empty_tree, find_leaves, grow, num_histograms, num_nodes
+from jaxnn.trees._growth import Tree, empty_tree, find_leaves, fixed_sum, grow, num_histograms, num_nodes
 from jaxnn.trees._objectives import Objective, derivatives, leaf_quantiles, weighted_mean
 from jaxnn.trees._splits import Growth
 from jaxnn.types import (
@@ -78,7 +78,8 @@ def boosting(
             None: all nodes of a level, as XGBoost does.
         l1: penalty of the absolute values of leaves.
         l2: penalty of the squared values of leaves.
-        min_child_weight: the least sum of Hessians in a child, which is the number of rows for the squared error.
+        min_child_weight: the least sum of Hessians in a child, which is the number of rows for the squared error. A
+            tree on less predicts 0. If this and ``l2`` are 0, Newton's steps of nearly certain classes may be huge.
         min_gain: the least decrease of the loss by a split.
         row_fraction: rows that a tree is grown on, 0…1, drawn for each tree.
         column_fraction: columns that a tree may use, 0…1, at least one.
@@ -97,6 +98,7 @@ def boosting(
     if num_leaves is not None:
         check_int("boosting: num_leaves", num_leaves, least=2)
     check_range("boosting", "learning_rate", learning_rate, positive=True)
+    check_range("boosting", "the objective's largest_step", objective.largest_step, positive=True)
     for name, value in {"l1": l1, "l2": l2, "min_child_weight": min_child_weight, "min_gain": min_gain}.items():
         check_range("boosting", name, value)
     sampling = {"row_fraction": row_fraction, "column_fraction": column_fraction}
@@ -105,7 +107,7 @@ def boosting(
     counts = categorical.values() if isinstance(categorical, Mapping) else [max_bins]
     growth = Growth(
         max_depth, num_leaves, max_bins + 1, tuple(categorical), max([0, *counts]), tuple(monotone),
-        learning_rate, l1, l2, min_child_weight, min_gain,
+        learning_rate, l1, l2, min_child_weight, min_gain, objective.largest_step,
     )  # fmt: skip
     if not {*growth.monotone} <= {-1, 0, 1}:
         raise ConfigError(f"boosting: monotone must be -1, 0 or 1 for each column, not {growth.monotone!r}.")
@@ -146,10 +148,10 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
 
         def total(of: Callable[..., Any]) -> jax.Array:
             by_row = jax.vmap(of)(scores, batch.targets) if objective.derivatives is None else of(scores, *rows)
-            return jnp.sum(by_row * counts)
+            return fixed_sum(jnp.where(counts > 0, by_row, 0) * counts)
 
         values = {"loss": objective.loss, **objective.metrics}
-        return {name: total(of) for name, of in values.items()} | {"count": counts.sum()}
+        return {name: total(of) for name, of in values.items()} | {"count": fixed_sum(counts)}
 
     return Task(init, loss, evaluate, predict, check=functools.partial(_check_data, objective, growth))
 
@@ -159,9 +161,9 @@ def _check_data(objective: Objective, growth: Growth, params: Any, state: Any, b
     if objective.num_classes is not None:
         check_labels(splits, objective.num_classes)
     for split, source in splits.named().items():
-        if not (least := np.min(source.targets)) >= objective.least_target:
+        if not (least := np.min(_counted_targets(source))) >= objective.least_target:
             raise DataError(f"{split}: a target is {least:g}, below {objective.least_target:g}, the least.")
-    needed = 8 * growth.num_bins * _bins(batch.inputs).shape[1] * sum(num_histograms(growth))
+    needed = 16 * growth.num_bins * _bins(batch.inputs).shape[1] * sum(num_histograms(growth))
     free = available_bytes(jax.local_devices()[0])
     if free is not None and needed > free:
         wrong = f"the histograms of a tree take {format_bytes(needed)}, and {format_bytes(free)} are free"
@@ -177,6 +179,12 @@ def _check_data(objective: Objective, growth: Growth, params: Any, state: Any, b
         raise ConfigError(f"a column has {most} bins, and boosting max_bins={growth.num_bins - 1}: give it {most}.")
     if max(bins.num_categories.values(), default=0) > growth.num_categories:
         raise ConfigError("boosting has fewer categories than the bins: give it bins.num_categories.")
+
+
+def _counted_targets(source: Any) -> np.ndarray:
+    """The targets of a split's rows whose weight is not 0."""
+    targets, inputs = np.asarray(source.targets), getattr(source.examples, "inputs", None)
+    return targets[np.asarray(inputs["weight"]) > 0] if isinstance(inputs, dict) and "weight" in inputs else targets
 
 
 def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_fraction: Any) -> TrainStep:
@@ -198,6 +206,7 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
             tree, leaf = grow(bins, gradient * chosen, hessian * chosen, columns, growth)
             if objective.leaf_quantile is not None:
                 values = leaf_quantiles(leaf, batch.targets - scores, chosen, objective.leaf_quantile, len(tree.value))
+                values = jnp.clip(values, -growth.largest_step, growth.largest_step)
                 tree = tree._replace(value=growth.learning_rate * values)
             # Rounded before it is added, in every program: XLA must not fuse the learning rate's product with the sum.
             tree = jax.lax.optimization_barrier(tree)
@@ -229,14 +238,18 @@ def _bins(inputs: Any) -> Any:
 
 
 def _rows(objective: Objective, batch: Batch) -> tuple[tuple[Any, Any, Any], Any]:
-    """Targets, queries or None, and weights ``[rows]``; and how much each row counts in means ``[rows]``."""
+    """Targets, queries or None, and weights ``[rows]``; and how much each row counts in means ``[rows]``.
+
+    A query counts as its first row whose weight is not 0.
+    """
     named = batch.inputs if isinstance(batch.inputs, dict) else {}
     queries, weights = named.get("query"), jnp.asarray(batch.mask) * named.get("weight", 1.0)
     counts = weights
-    if objective.derivatives is not None:  # the first row of each query counts
+    if objective.derivatives is not None:
         if queries is None:
             raise DataError("the objective needs the query of each row: jn.data.binned((inputs, targets, queries)).")
-        counts = weights * (jnp.diff(queries, prepend=-1) != 0)
+        known = jax.lax.cummax(jnp.where(weights > 0, queries, -1))  # the last query with a row that counts
+        counts = weights * (jnp.diff(known, prepend=-1) != 0)
     return (batch.targets, queries, weights), counts
 
 
@@ -260,11 +273,11 @@ def predict_scores(model: Mapping[str, Any], inputs: Any, max_depth: int) -> jax
 def split_start(model: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     """Returns a model for `predict_scores`, in float32, and what is added to its scores.
 
-    The start of an estimator is float64, as its targets may be far from 0: the most of it is added at the end.
+    An estimator trains on targets without their ``offset``, which may be far from 0, and adds it at the end.
     """
-    start = np.asarray(model["start"])
-    far = start.astype(np.float32) if start.dtype == np.float64 else np.float32(0)
-    return {**model, "start": (start - far).astype(np.float32)}, far
+    far = np.float32(model.get("offset", 0.0))
+    known = {name: value for name, value in model.items() if name != "offset"}
+    return {**known, "start": (np.asarray(model["start"]) - far).astype(np.float32)}, far
 
 
 def experiment[Config](
@@ -300,7 +313,8 @@ def predictor(
 ) -> Callable[[Array], Array]:
     """Returns a pure function from numbers ``[rows, columns]`` float32, NaN for missing ones, to predictions.
 
-    They are those of `Run.predict` from the bins of `Bins.apply`, or of an estimator, bit for bit in float32. ``bins``
+    Its scores are those of `Run.predict` from the bins of `Bins.apply`, bit for bit in float32, and its outputs those
+    of an estimator; but outputs of more than ten classes, or of an objective of your own, only to rounding. ``bins``
     are ``splits.train.bins``, and ``model`` is the model state of a run with its parameter ``start``; or ``bins_`` and
     ``state_`` of an estimator. With an ``objective`` its ``outputs`` are predicted, else scores ``[rows]``, or ``[rows,
     outputs]`` if several. A ``max_depth`` below the most, that of the trees, saves time.
@@ -330,7 +344,7 @@ def predictor(
         columns = jax.vmap(apply, (1, 0, 0, 0), 1)
         found = columns(jnp.asarray(inputs, jnp.float32), bounds, known, is_category)
         scores = predict_scores(trees, found, max_depth)
-        scores += far.reshape(*[1] * (scores.ndim - 1), -1)
+        scores = jax.lax.optimization_barrier(scores + far)  # as `outputs` alone computes with them
         return scores if objective is None else objective.outputs(scores)
 
     return predict

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -24,7 +25,16 @@ from jaxnn.record import jsonable, with_tuples, write_bytes
 from jaxnn.run import export_function, fit
 from jaxnn.trees._boosting import boosting, experiment, predict_scores, predictor, split_start
 from jaxnn.trees._objectives import Objective, cross_entropy, squared_error
-from jaxnn.types import ConfigError, DataError, Examples, RecordError, Splits
+from jaxnn.types import (
+    ConfigError,
+    DataError,
+    Examples,
+    RecordError,
+    Splits,
+    Task,
+    TrainingError,
+    TrainState,
+)
 
 _Config = dataclasses.make_dataclass("_Config", ["batch_size", "num_steps", "seed"], frozen=True)
 
@@ -65,6 +75,8 @@ class _GradientBoosting(BaseEstimator):
         check_consistent_length(inputs, weights)
         if weights.ndim != 1 or not weights.any():
             raise DataError("sample_weight must be a number for each row, [rows], and one weight not zero.")
+        if not 1e-12 < (mean := float(weights[weights > 0].mean(dtype=np.float64))) < 1e12:
+            raise DataError(f"float32 cannot hold gains of splits for a mean sample_weight of {mean:.3g}: scale them.")
         return weights
 
     def _train(self, inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Self:
@@ -97,7 +109,12 @@ class _GradientBoosting(BaseEstimator):
         every: Any = dict.fromkeys(("steps_per_call", "report_every", "eval_every"), trees_per_call)
         made = experiment(_Config(len(rows), self.num_trees, seed), lambda _: data, lambda _: booster)
         with jax.enable_x64(False):  # trees are of float32, and so are their bits
-            run = fit(made, record=False, progress="none", patience=self.patience, **every)
+            try:
+                run = fit(made, record=False, progress="none", patience=self.patience, **every)
+            except TrainingError as error:
+                raise TrainingError(f"the loss is no longer finite: {_LIMIT}") from error
+            if self.objective is not None:
+                _check_loss(booster.task, run.state, train)
         self.own_objective_ = self.objective is not None
         self.state_ = jax.device_get({**run.state.params, **run.state.model_state})
         self.state_.pop("scores")  # of the training rows
@@ -162,6 +179,20 @@ class _GradientBoosting(BaseEstimator):
             return np.asarray(self._objective().outputs(near + far))
 
 
+_LIMIT = "lower learning_rate, or limit Newton's steps by objective._replace(largest_step=0.7)."
+
+
+def _check_loss(task: Task, state: TrainState, train: BinnedSource) -> None:
+    """Raises TrainingError if the training loss rose by more than its size, as an exponential loss may."""
+    batch, scores = train.as_batch(train.examples), state.model_state["scores"]
+    before, after = (
+        float(task.loss(state.params, {"scores": at}, batch, state.key)[0])
+        for at in (jnp.broadcast_to(state.params["start"], scores.shape), scores)
+    )
+    if not after <= before + abs(before):
+        raise TrainingError(f"the training loss rose from {before:.3g} to {after:.3g}: {_LIMIT}")
+
+
 _predict = jax.jit(predict_scores, static_argnums=2)
 
 
@@ -184,15 +215,15 @@ class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):
             raise DataError(f"the targets are texts, such as {str(targets[0])!r}: a regressor needs numbers.")
         weights = self._weights(inputs, sample_weight)
         counted = weights > 0
-        # float32 has room for the differences, wherever the targets are.
-        center = targets[counted].mean() if self.objective is None else 0.0
+        # float32 has room for the differences, wherever most targets are; it holds the center too.
+        center = np.float64(np.float32(np.median(targets[counted]))) if self.objective is None else 0.0
         targets = np.where(counted, targets - center, 0.0)
         deviation, known = np.std(targets[counted], dtype=np.float64), targets.astype(np.float32)
         lost = np.std((targets - known.astype(np.float64))[counted]) > 1e-3 * deviation
         if deviation > 0 and (lost or not 1e-12 < deviation < 1e12):
             raise DataError(f"float32 cannot hold the targets, whose deviation is {deviation:.3g}: standardize them.")
         self._train(inputs, known, weights)
-        self.state_["start"] += center
+        self.state_ |= {"start": self.state_["start"] + center, "offset": np.float64(center)}
         return self
 
     def _objective(self) -> Objective:
@@ -218,10 +249,13 @@ class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):
         """Trains on inputs ``X [rows, columns]``, NaN for missing values, and labels ``y [rows]`` of any kind."""
         inputs, targets = validate_data(self, X, y, dtype=np.float64, ensure_all_finite="allow-nan")
         check_classification_targets(targets)
-        self.classes_, labels = np.unique(targets, return_inverse=True)
+        weights = self._weights(inputs, sample_weight)
+        self.classes_ = np.unique(targets[weights > 0])
         if len(self.classes_) < 2:
-            raise DataError(f"the targets have one class, {targets.tolist()[0]!r}: classification needs two or more.")
-        return self._train(inputs, labels.astype(np.int32), self._weights(inputs, sample_weight))
+            one = self.classes_.tolist()[0]
+            raise DataError(f"the targets have one class, {one!r}: classification needs two or more.")
+        labels = np.searchsorted(self.classes_, targets)  # of rows that do not count too, where they mean nothing
+        return self._train(inputs, labels.astype(np.int32), weights)
 
     def _objective(self) -> Objective:
         return self.objective or cross_entropy(len(self.classes_))

@@ -15,7 +15,7 @@ from jaxnn.nn import batch_sharding, choose, map_rows, native_obstacle, scope
 from jaxnn.trees._splits import WORDS, Growth, Split, best_splits, is_sequential, leaf_value, real
 from jaxnn.types import cpu_count
 
-_BITS = 29  # of the sum of all gradients: an int32 holds four times as much, of which rounding may take a part
+_BITS = 61  # of the sum of all absolute values: int64 has two more, of which rounding may take a part
 
 
 class Tree(NamedTuple):
@@ -34,23 +34,45 @@ traced_once = functools.partial(jax.jit, inline=True)
 
 
 @traced_once
-def fixed_point(gradient: Array, hessian: Array) -> tuple[Array, Array]:
-    """Rounds gradients and Hessians ``[rows]`` to ``[rows, 2]`` int32, and returns the size ``[2]`` of one unit.
+def fixed_point(values: Array) -> tuple[Array, Array]:
+    """Rounds ``values [rows]`` float32 to int64, and returns them with the size of their unit; under `jax.enable_x64`.
 
     Sums of integers do not depend on their order: a tree is the same on any number of devices, in every batch of trees,
-    and with any algorithm for its histograms. A unit is a power of two, about 2^-29 of the sum of all absolute values.
+    and with any algorithm for its histograms. A unit is a power of two, at most 2^-60 of the sum of all absolute
+    values, or 2^-126: a sum of n rows errs by at most n * 2^-61 of that sum.
     """
-    total = jnp.maximum(jnp.stack([jnp.abs(gradient).sum(), jnp.abs(hessian).sum()]), 1e-25)
-    # A float's exponent is in the bits above 23. No integer is NaN: the unit is, so that it is seen if a loss is.
-    exponent = (jax.lax.bitcast_convert_type(total, jnp.int32) >> 23) + 1 - _BITS
-    power = jax.lax.bitcast_convert_type(exponent << 23, jnp.float32)
-    unit = jnp.where(jnp.isfinite(total), power, jnp.nan)
-    rounded = [jnp.round(each / one).astype(jnp.int32) for each, one in zip((gradient, hessian), unit, strict=True)]
-    return jnp.stack(rounded, axis=-1), unit
+    sizes = jnp.abs(values)
+    # The first unit fits the largest value in each row; in it the sum, rounded up, does not depend on the order either.
+    first = _exponent(sizes.max()) + len(values).bit_length() - _BITS
+    bound = jnp.ceil(sizes * _power(-first)).astype(jnp.int64).sum()
+    exponent = jnp.maximum(first + (64 - jax.lax.clz(bound)).astype(jnp.int32) - _BITS, -126)
+    rounded = jnp.round(values * _power(-exponent))
+    # No integer is NaN: the unit is, so that it is seen if a loss is.
+    is_finite = jnp.isfinite(sizes.max())
+    return jnp.where(is_finite, rounded, 0).astype(jnp.int64), jnp.where(is_finite, _power(exponent), jnp.nan)
+
+
+def _exponent(value: Array) -> Array:
+    """The binary exponent of a float32 that is not negative, at least -60."""
+    return jnp.maximum((jax.lax.bitcast_convert_type(value, jnp.int32) >> 23) - 127, -60)
+
+
+def _power(exponent: Array) -> Array:
+    """2 to a power from -126 to 127, exactly."""
+    return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
+
+
+def fixed_sum(values: Any) -> Array:
+    """The sum of ``values [rows]``, rounded once; the same on any number of devices."""
+    with jax.enable_x64(True):
+        rounded, unit = fixed_point(jnp.asarray(values, jnp.float32))
+        # Otherwise XLA multiplies by the inverse of a sum that it knows.
+        total: Array = jax.lax.optimization_barrier(rounded.sum().astype(jnp.float32) * unit)
+        return total
 
 
 def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins: int) -> Array:
-    """Sums ``pairs [rows, 2]`` of each bin and slot: ``[columns, slots, bins, 2]`` int32.
+    """Sums ``pairs [rows, 2]`` of each bin and slot: ``[columns, slots, bins, 2]`` int64.
 
     ``bins [columns, rows]`` uint8, where the last stands for those that are higher; ``slot [rows]``, of which
     ``num_slots`` is none. On a CPU columns follow one another, and so do the trees of a `jax.vmap`: XLA's scatter of
@@ -64,16 +86,12 @@ def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins:
         return zeros.at[index].add(pairs, mode="promise_in_bounds")[:-num_bins]
 
     def one_by_one(bins: Array, slot: Array, pairs: Array) -> Array:
-        with jax.enable_x64(True):  # one addition of 64 bits is faster than two of 32
-            both = (pairs[:, 0].astype(jnp.int64) << 32) + pairs[:, 1].astype(jnp.int64)
+        def next_column(_: None, column: Array) -> Any:
+            return None, of_column(slot, pairs, column)
 
-            def next_column(_: None, column: Array) -> Any:
-                return None, of_column(slot, both, column)
-
-            # XLA runs the columns of one step in parallel.
-            summed = jax.lax.scan(next_column, None, bins, unroll=min(8, cpu_count() or 1))[1]
-            hessian = summed.astype(jnp.int32)
-            return jnp.stack([((summed - hessian.astype(jnp.int64)) >> 32).astype(jnp.int32), hessian], axis=-1)
+        # XLA runs the columns of one step in parallel.
+        summed: Array = jax.lax.scan(next_column, None, bins, unroll=min(8, cpu_count() or 1))[1]
+        return summed
 
     def all_columns(bins: Array, slot: Array, pairs: Array) -> Any:
         if is_sequential():
@@ -89,7 +107,7 @@ def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins:
 
 def empty_tree(*shape: int) -> Tree:
     """Trees ``[..., nodes]`` of leaves with value 0."""
-    floats, words = jnp.zeros(shape), jnp.zeros((*shape, WORDS), jnp.uint32)
+    floats, words = jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, WORDS), jnp.uint32)
     nodes = jnp.broadcast_to(jnp.arange(shape[-1], dtype=jnp.int32), shape)
     return Tree(jnp.full(shape, -1, jnp.int32), words, nodes, floats, floats, floats)
 
@@ -110,13 +128,13 @@ def num_histograms(growth: Growth) -> tuple[int, int]:
 class _Nodes(NamedTuple):
     """What is known of nodes while a tree grows, ``[nodes, ...]`` each, and where the rows are."""
 
-    sums: Array  # ``[nodes, 2]`` int32
+    sums: Array  # ``[nodes, 2]`` int64
     bounds: Array  # ``[nodes, 2]`` float32, of the values below
     depth: Array
     slot: Array  # where the histogram is
     split: Split  # the best; its gain is -inf if there is none
     left: Array  # the left child, or the node itself
-    histogram: Array  # ``[slots, columns, bins, 2]`` int32
+    histogram: Array  # ``[slots, columns, bins, 2]`` int64
     children: Array  # ``[parents]``: left children made in the last round; the number of nodes is none
     row: Array  # ``[rows]``: the node of each row
 
@@ -137,26 +155,27 @@ def grow(bins: Array, gradient: Array, hessian: Array, columns: Array, growth: G
     sharded = "the rows are sharded" if batch_sharding(bins.shape[1]) is not None else None
     constrained = "it has no monotone constraints" if growth.monotone else None
     name = choose("trees", None, {"native": constrained or sharded or native_obstacle("jaxnn_grow_trees")})
-    with scope("trees", name):
-        pairs, unit = fixed_point(gradient, hessian)
+    numbers = growth.numbers
+    with scope("trees", name), jax.enable_x64(True):  # for sums of 64 bits: every dtype below is given
+        rounded, units = zip(*map(fixed_point, (gradient, hessian)), strict=True)
+        unit = jnp.stack(units)
         if name == "native":  # the kernel rounds too, and XLA drops the pairs
-            static = growth.without_numbers()
-            return _grow_natively(bins, gradient, hessian, unit, columns, growth.numbers, static)  # type: ignore[no-any-return]
-        return _grow(bins, pairs, unit, columns, growth)
+            static = growth.with_numbers([None] * len(numbers))
+            return _grow_natively(bins, gradient, hessian, unit, columns, numbers, static)  # type: ignore[no-any-return]
+        return _grow(bins, jnp.stack(rounded, axis=-1), unit, columns, growth.with_numbers(numbers))
 
 
 @functools.partial(traced_once, static_argnames="growth")
 def _grow_natively(
-    bins: Array, gradient: Array, hessian: Array, unit: Array, columns: Array, numbers: tuple[Any, ...], growth: Growth
+    bins: Array, gradient: Array, hessian: Array, unit: Array, columns: Array, numbers: Array, growth: Growth
 ) -> tuple[Tree, Array]:
     """The same tree from ``native/onednn/src/trees.cc``: it reads the rows of the smaller children only."""
     like = jax.eval_shape(lambda: empty_tree(num_nodes(growth)))
     call = jax.ffi.ffi_call(
         "jaxnn_grow_trees", [*like, jax.ShapeDtypeStruct(bins.shape[1:], jnp.int32)], vmap_method="expand_dims"
     )
-    given = jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])
     *tree, leaf = call(
-        *(bins.T, gradient, hessian, unit, columns, given),
+        *(bins.T, gradient, hessian, unit, columns, numbers),
         max_depth=growth.max_depth,
         num_leaves=growth.num_leaves or 0,
         num_bins=growth.num_bins,
@@ -177,15 +196,16 @@ def _grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth
         left, right = nodes.sums[nodes.children, 1], nodes.sums[nodes.children + 1, 1]
         small_is_left = (left <= right) | (right == 0)  # the root is a left child without a right one
         small_child = nodes.children + 1 - small_is_left
-        parent = jnp.full(size, num_parents).at[small_child].set(jnp.arange(num_parents), mode="drop")
+        parent = jnp.full(size, num_parents, jnp.int32)
+        parent = parent.at[small_child].set(jnp.arange(num_parents, dtype=jnp.int32), mode="drop")
         small = histograms(bins, parent[nodes.row], pairs, num_parents, growth.num_bins)
         # The sums of all rows are those of the first histogram.
         nodes = nodes._replace(sums=jnp.where(index == 0, nodes.sums.at[0].set(small[0, 0].sum(axis=0)), nodes.sums))
-        count = 1 << jnp.maximum(index - 1, 0) if by_level else jnp.int32(1)  # of parents
+        count = jnp.int32(1) << jnp.maximum(index - 1, 0) if by_level else jnp.int32(1)  # of parents
 
         def find_splits(turn: Array, nodes: _Nodes) -> _Nodes:
             first = turn * at_once
-            which = first + jnp.arange(at_once)
+            which = first + jnp.arange(at_once, dtype=jnp.int32)
             child = nodes.children[which]
             # A left child takes the place of its parent.
             slots = [first, first + count]
@@ -200,24 +220,25 @@ def _grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth
                 split=jax.tree.map(lambda all_, new: all_.at[child].set(new, mode="drop"), nodes.split, split)
             )
 
-        nodes = jax.lax.fori_loop(0, -(-count // at_once), find_splits, nodes)
+        nodes = jax.lax.fori_loop(jnp.int32(0), -(-count // at_once), find_splits, nodes)
         return _with_children(nodes, bins, index, growth)
 
-    zeros, infinite = jnp.zeros(size, jnp.int32), jnp.full(size, jnp.inf)
+    zeros, ids = jnp.zeros(size, jnp.int32), jnp.arange(size, dtype=jnp.int32)
+    never = jnp.full(size, -jnp.inf, jnp.float32)
     words = jnp.zeros((size, WORDS), jnp.uint32)
     nodes = _Nodes(
-        sums=jnp.zeros((size, 2), jnp.int32),
-        bounds=jnp.stack([-infinite, infinite], axis=1),
+        sums=jnp.zeros((size, 2), jnp.int64),
+        bounds=growth.largest_step * jnp.full((size, 2), jnp.array([-1, 1], jnp.float32)),
         depth=zeros,
         slot=zeros.at[1].set(1),
-        split=Split(-infinite, zeros, words, jnp.zeros((size, 2), jnp.int32), jnp.zeros(size)),
-        left=jnp.arange(size, dtype=jnp.int32),
-        histogram=jnp.zeros((num_slots, bins.shape[0], growth.num_bins, 2), jnp.int32),
-        children=jnp.full(num_parents, size).at[0].set(0),
+        split=Split(never, zeros, words, jnp.zeros((size, 2), jnp.int64), jnp.zeros(size, jnp.float32)),
+        left=ids,
+        histogram=jnp.zeros((num_slots, bins.shape[0], growth.num_bins, 2), jnp.int64),
+        children=jnp.full(num_parents, size, jnp.int32).at[0].set(0),
         row=jnp.zeros(bins.shape[1], jnp.int32),
     )
-    nodes = jax.lax.fori_loop(0, rounds, next_round, nodes)
-    split, is_split, sums = nodes.split, nodes.left != jnp.arange(size), real(nodes.sums, unit)
+    nodes = jax.lax.fori_loop(jnp.int32(0), jnp.int32(rounds), next_round, nodes)
+    split, is_split, sums = nodes.split, nodes.left != ids, real(nodes.sums, unit)
     tree = Tree(
         column=jnp.where(is_split, split.column, -1),
         left_bins=jnp.where(is_split[:, None], split.left_bins, jnp.uint32(0)),
@@ -247,9 +268,9 @@ def _with_children(nodes: _Nodes, bins: Array, index: Array, growth: Growth) -> 
     gain = jnp.where(nodes.left == ids, split.gain, -jnp.inf)
     chosen = gain > growth.min_gain
     if growth.num_leaves is None:
-        left, right_slot, parent = 2 * ids + 1, nodes.slot + (1 << index), nodes.slot
+        left, right_slot, parent = 2 * ids + 1, nodes.slot + (jnp.int32(1) << index), nodes.slot
     else:
-        chosen &= ids == gain.argmax()
+        chosen &= ids == jax.lax.argmax(gain, 0, jnp.int32)
         left, right_slot, parent = 2 * index + 1 + 0 * ids, index + 1 + 0 * ids, 0 * ids
     child = jnp.where(chosen, left, size)
 
@@ -263,7 +284,9 @@ def _with_children(nodes: _Nodes, bins: Array, index: Array, growth: Growth) -> 
         depth=put(nodes.depth, nodes.depth + 1, nodes.depth + 1),
         slot=put(nodes.slot, nodes.slot, right_slot),
         left=left,
-        children=jnp.full(num_parents, size).at[jnp.where(chosen, parent, num_parents)].set(child, mode="drop"),
+        children=jnp.full(num_parents, size, jnp.int32)
+        .at[jnp.where(chosen, parent, num_parents)]
+        .set(child, mode="drop"),
         row=_down(split.column, split.left_bins, left, bins, nodes.row),
     )
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.scipy.special import logit
 
-from jaxnn.trees._growth import fixed_point, traced_once
+from jaxnn.trees._growth import fixed_point, fixed_sum, traced_once
 from jaxnn.types import Array, ConfigError, check_int
 
 
@@ -34,6 +34,8 @@ class Objective(NamedTuple):
         derivatives: ``(scores, targets, queries, weights) -> (gradients, Hessians)``, ``[rows]`` each, of an objective
             that compares the rows of a query, such as `lambda_rank`. ``loss`` and ``metrics`` then take the same, and
             return for each row the value of its query. A row of weight 0 does not count. None: those of the loss.
+        largest_step: the largest absolute value of a leaf, before the learning rate; XGBoost's ``max_delta_step``. A
+            loss that is exponential in the score needs one: Newton's step to a rare large target would overflow.
 
     >>> cubic = jn.trees.Objective(lambda score, target: jnp.abs(score - target) ** 3)
     """
@@ -48,17 +50,22 @@ class Objective(NamedTuple):
     num_classes: int | None = None
     least_target: float = -math.inf
     derivatives: Callable[[Array, Any, Array, Array], tuple[Array, Array]] | None = None
+    largest_step: Any = math.inf
 
 
 def derivatives(objective: Objective, scores: Any, targets: Any, queries: Any, weights: Any) -> Any:
-    """Losses ``[rows]``, gradients and Hessians ``[rows, outputs]`` at ``scores [rows, outputs]``."""
+    """Losses ``[rows]``, gradients and Hessians ``[rows, outputs]`` at ``scores [rows, outputs]``; 0 of weight 0."""
     at = scores[:, 0] if objective.num_outputs == 1 else scores
     if objective.derivatives is not None:
         losses = objective.loss(at, targets, queries, weights)
         found = objective.derivatives(at, targets, queries, weights)
     else:
         losses, *found = _by_row(objective.loss, objective.hessian, at, targets)
-    return losses, *(jnp.reshape(each, scores.shape) for each in found)
+    # Not as a product: what does not count may be infinite.
+    counted = [
+        jnp.where(jnp.reshape(weights > 0, (-1, *[1] * (each.ndim - 1))), each, 0.0) for each in (losses, *found)
+    ]
+    return counted[0], *(jnp.reshape(each, scores.shape) for each in counted[1:])
 
 
 @functools.partial(traced_once, static_argnums=(0, 1))
@@ -71,9 +78,7 @@ def _by_row(loss: Callable[..., Array], hessian: Callable[..., Array] | None, sc
 
 def weighted_mean(values: Array, weights: Array) -> jax.Array:
     """The mean of ``values [rows]``, weighted by ``weights [rows]``; the same on any number of devices."""
-    pairs, unit = fixed_point(jnp.asarray(values * weights), jnp.asarray(weights))
-    total, weight = pairs.sum(axis=0) * unit
-    return total / weight  # type: ignore[no-any-return]
+    return fixed_sum(jnp.where(weights > 0, values, 0) * weights) / fixed_sum(weights)
 
 
 def leaf_quantiles(leaf: Array, values: Array, weights: Array, quantile: float, num_nodes: int) -> jax.Array:
@@ -82,12 +87,13 @@ def leaf_quantiles(leaf: Array, values: Array, weights: Array, quantile: float, 
     It is 0 where there are none.
     """
     order = jnp.lexsort((values, leaf))
-    values, weights = values[order], weights[order]
-    reached = jnp.cumsum(weights)
-    total = jnp.zeros(num_nodes).at[leaf].add(weights[jnp.argsort(order)])
-    before = jnp.cumsum(total) - total
-    at = jnp.searchsorted(reached, before + quantile * total)
-    return jnp.where(total > 0, values[jnp.minimum(at, len(values) - 1)], 0.0)
+    with jax.enable_x64(True):  # integers: a running sum of floats over all leaves would be too coarse for a small one
+        rounded, _ = fixed_point(weights)
+        total = jnp.zeros(num_nodes, jnp.int64).at[leaf].add(rounded)
+        below = jnp.ceil(quantile * total.astype(jnp.float64)).astype(jnp.int64)
+        at = jnp.searchsorted(jnp.cumsum(rounded[order]), jnp.cumsum(total) - total + below)
+        at = jnp.minimum(at, len(values) - 1).astype(jnp.int32)
+        return jnp.where(total > 0, values[order[at]], jnp.float32(0))
 
 
 def squared_error() -> Objective:
@@ -160,6 +166,7 @@ def poisson() -> Objective:
         start=lambda targets, weights: jnp.log(jnp.maximum(weighted_mean(targets, weights), 1e-30)),
         outputs=jnp.exp,
         least_target=0.0,
+        largest_step=0.7,  # as in XGBoost
     )
 
 
@@ -185,23 +192,56 @@ def cross_entropy(num_classes: int = 2) -> Objective:
         )
 
     def priors(targets: Array, weights: Array) -> jax.Array:
-        counts = jnp.zeros(num_classes).at[targets].add(weights)
-        return jnp.log(jnp.maximum(counts / counts.sum(), 1e-6))
+        def weight_of(label: Array) -> jax.Array:
+            return fixed_sum(jnp.where(targets == label, weights, 0.0))
+
+        shares = jax.lax.map(weight_of, jnp.arange(num_classes)) / fixed_sum(weights)
+        return jnp.log(jnp.maximum(shares, 1e-6))
 
     def hessian(scores: Array, _: Array) -> jax.Array:
-        shares = jax.nn.softmax(scores)
+        shares = _softmax(scores)
         # As in LightGBM: the scores have one degree of freedom less than classes (Friedman 2001).
         return shares * (1 - shares) * num_classes / (num_classes - 1)
 
     return Objective(
-        optax.softmax_cross_entropy_with_integer_labels,
+        _softmax_cross_entropy,
         num_outputs=num_classes,
         start=priors,
         hessian=hessian,
-        outputs=jax.nn.softmax,
+        outputs=_softmax,
         metrics={"accuracy": lambda scores, target: jnp.argmax(scores) == target},
         num_classes=num_classes,
     )
+
+
+def _softmax(scores: Array) -> jax.Array:
+    """Probabilities ``[..., classes]``.
+
+    Up to ten classes are computed one by one: XLA rounds these the same alone, in a sweep and in parts of the rows, but
+    not a softmax over an axis.
+    """
+    number = scores.shape[-1]
+    if number > 10:  # compiled and run too slowly one by one
+        return jax.nn.softmax(scores)
+    each = [scores[..., index] for index in range(number)]
+    largest = functools.reduce(jnp.maximum, each)
+    powers = [jnp.exp(one - largest) for one in each]
+    total = functools.reduce(jnp.add, powers)
+    shares: jax.Array = jax.lax.optimization_barrier(jnp.stack([power / total for power in powers], axis=-1))
+    return shares
+
+
+@jax.custom_jvp
+def _softmax_cross_entropy(scores: Array, target: Array) -> jax.Array:
+    loss: jax.Array = optax.softmax_cross_entropy_with_integer_labels(scores, target)
+    return loss
+
+
+@_softmax_cross_entropy.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    scores, target = primals
+    gradient = _softmax(scores) - jax.nn.one_hot(target, len(scores), dtype=scores.dtype)
+    return _softmax_cross_entropy(scores, target), (gradient * tangents[0]).sum()
 
 
 def lambda_rank(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -28,15 +29,16 @@ class Growth(NamedTuple):
     l2: Any
     min_child_weight: Any
     min_gain: Any
+    largest_step: Any = math.inf  # the largest absolute value of a leaf, before the learning rate
 
     @property
-    def numbers(self) -> tuple[Any, ...]:
-        """Those that may be tracers."""
-        return self[6:]
+    def numbers(self) -> Array:
+        """The settings that may be tracers: ``[6]`` float32."""
+        return jnp.stack([jnp.asarray(number, jnp.float32) for number in self[6:]])
 
-    def without_numbers(self) -> Growth:
-        """The static settings, which have a hash."""
-        return Growth(*self[:6], *[None] * len(self.numbers))
+    def with_numbers(self, numbers: Any) -> Growth:
+        """These settings with other numbers; without any they have a hash."""
+        return Growth(*self[:6], *numbers)
 
 
 class Split(NamedTuple):
@@ -45,7 +47,7 @@ class Split(NamedTuple):
     gain: Array  # ``[nodes]`` float32
     column: Array  # ``[nodes]`` int32
     left_bins: Array  # ``[nodes, 8]`` uint32
-    left: Array  # ``[nodes, 2]`` int32, sums of gradients and Hessians of the rows that go left
+    left: Array  # ``[nodes, 2]`` int64, sums of gradients and Hessians of the rows that go left
     middle: Array  # ``[nodes]`` float32, between the values of both children
 
 
@@ -55,14 +57,20 @@ def is_sequential() -> bool:
 
 
 def real(sums: Array, unit: Array) -> Array:
-    """Sums ``[..., 2]`` of `fixed_point` as floats."""
-    return sums * jnp.reshape(unit, (1,) * (sums.ndim - 1) + (2,))
+    """Sums ``[..., 2]`` of `fixed_point` as float32, rounded once: the units are powers of two."""
+    return sums.astype(jnp.float32) * jnp.reshape(unit, (1,) * (sums.ndim - 1) + (2,))
 
 
 def leaf_value(sums: Array, bounds: Array, growth: Growth) -> Array:
-    """The value ``[...]`` that lowers the loss most, from sums ``[..., 2]``, within ``bounds [..., 2]``."""
+    """The value ``[...]`` that lowers the loss most, from sums ``[..., 2]``, within ``bounds [..., 2]``.
+
+    It is 0 if the sum of Hessians is below ``min_child_weight``, as it may be of a root, or is not above 0.
+    """
     gradient, hessian = sums[..., 0], sums[..., 1]
-    value = -_shrunk(gradient, growth) / jnp.maximum(hessian + growth.l2, 1e-30)
+    value = jnp.clip(
+        -_shrunk(gradient, growth) / _curvature(hessian, growth), -growth.largest_step, growth.largest_step
+    )
+    value = jnp.where((hessian <= 0) | (hessian < growth.min_child_weight), 0.0, value)
     return jnp.clip(value, bounds[..., 0], bounds[..., 1]) if growth.monotone else value
 
 
@@ -70,17 +78,25 @@ def _shrunk(gradient: Array, growth: Growth) -> Array:
     return gradient - jnp.clip(gradient, -growth.l1, growth.l1)
 
 
+def _curvature(hessian: Array, growth: Growth) -> Array:
+    return jnp.maximum(hessian + growth.l2, 1e-30)
+
+
 def _score(sums: Array, value: Array, growth: Growth) -> Array:
     """By how much a leaf of this value lowers the loss, to second order."""
     gradient, hessian = sums[..., 0], sums[..., 1]
-    if not growth.monotone:  # the best value; no product is added, which some programs would round and others not
-        return _shrunk(gradient, growth) ** 2 / jnp.maximum(hessian + growth.l2, 1e-30) / 2
+    if not growth.monotone:  # no product is added, which some programs would round and others not
+        size, curvature = _shrunk(gradient, growth), _curvature(hessian, growth)
+        limit = growth.largest_step * curvature
+        # Of the best step. No quotient is divided by: XLA would make it a product.
+        share = jnp.where(jnp.abs(size) > limit, limit / jnp.abs(size), 1.0)
+        return size**2 * (share * (2 - share)) / curvature / 2
     raised: Array = gradient * value + (hessian + growth.l2) * value**2 / 2 + growth.l1 * jnp.abs(value)
     return -raised
 
 
 def best_splits(histogram: Array, total: Array, unit: Array, bounds: Array, columns: Array, growth: Growth) -> Split:
-    """The best split of each node: ``histogram [nodes, columns, bins, 2]``, ``total [nodes, 2]``, in units.
+    """The best split of each node: ``histogram [nodes, columns, bins, 2]``, ``total [nodes, 2]``, int64.
 
     ``columns [columns]`` bool are those that may split. A missing value goes where the loss becomes lower. Categories
     are ordered by their mean gradient, as in LightGBM (Ke et al. 2017, after Fisher 1958).
@@ -88,26 +104,27 @@ def best_splits(histogram: Array, total: Array, unit: Array, bounds: Array, colu
     num_nodes, num_columns, num_bins, _ = histogram.shape
     num_values = num_bins - 1
     values, missing = histogram[:, :, :-1], histogram[:, :, -1]
-    rank = jnp.broadcast_to(jnp.arange(num_values), (num_nodes, num_columns, num_values))
+    rank = jnp.broadcast_to(jnp.arange(num_values, dtype=jnp.int32), (num_nodes, num_columns, num_values))
     if growth.categorical:
         which, most = np.array(growth.categorical), min(growth.num_categories, num_values)
         part = values[:, which, :most]
-        mean = part[..., 0] * unit[0] / (part[..., 1] * unit[1] + 10.0)  # smoothed by ten rows, as LightGBM does
-        order = jnp.argsort(jnp.where(part[..., 1] > 0, mean, jnp.inf), axis=-1)  # those without rows last
+        gradient, hessian = jnp.moveaxis(real(part, unit), -1, 0)
+        mean = gradient / (hessian + 10.0)  # smoothed by ten rows, as LightGBM does
+        order = jnp.argsort(jnp.where(hessian > 0, mean, jnp.inf), axis=-1)  # those without rows last
         values = values.at[:, which, :most].set(jnp.take_along_axis(part, order[..., None], axis=2))
-        rank = rank.at[:, which, :most].set(jnp.argsort(order, axis=-1))
+        rank = rank.at[:, which, :most].set(jnp.argsort(order, axis=-1).astype(jnp.int32))
 
     def sides(left: Array, total: Array, bounds: Array) -> Any:
-        """Values and scores of both children."""
+        """Values and scores of both children, and the smaller of their sums of Hessians."""
         both = (real(left, unit), real(total - left, unit))
         made = [leaf_value(each, bounds, growth) for each in both]
-        return made, [_score(each, value, growth) for each, value in zip(both, made, strict=True)]
+        scores = [_score(each, value, growth) for each, value in zip(both, made, strict=True)]
+        return made, scores, jnp.minimum(*(each[..., 1] for each in both))
 
     def gain_of(left: Array, columns: Array, ways: Array) -> Array:
         """Of ``left [nodes, k, 2]``, without what the node had before: ``[nodes, k]``."""
-        (left_value, right_value), scores = sides(left, total[:, None], bounds[:, None])
-        least = jnp.minimum(left[..., 1], total[:, None, 1] - left[..., 1])
-        allowed = (least > 0) & (least * unit[1] >= growth.min_child_weight) & columns
+        (left_value, right_value), scores, least = sides(left, total[:, None], bounds[:, None])
+        allowed = (least > 0) & (least >= growth.min_child_weight) & columns
         if growth.monotone:
             allowed &= ways * (right_value - left_value) >= 0
         return jnp.where(allowed, scores[0] + scores[1], -jnp.inf)
@@ -123,24 +140,24 @@ def best_splits(histogram: Array, total: Array, unit: Array, bounds: Array, colu
 
     by_value = jnp.moveaxis(values, 2, 0)
     if is_sequential():  # nothing of the size of the histogram is stored
-        none = jnp.full((num_nodes, num_columns), -jnp.inf)
+        none = jnp.full((num_nodes, num_columns), -jnp.inf, jnp.float32)
         (_, best), _ = jax.lax.scan(next_bin, (jnp.zeros_like(missing), none), by_value)
     else:
         best = jax.vmap(gain_here)(jnp.cumsum(by_value, axis=0)).max(axis=0)
     # Where the best column is split, and with or without its missing values on the left.
-    node, column = jnp.arange(num_nodes), best.argmax(axis=1)
+    node, column = jnp.arange(num_nodes), jax.lax.argmax(best, 1, jnp.int32)
     sums, absent = jnp.cumsum(values[node, column], axis=1), missing[node, column]
     left = jnp.stack([sums, sums + absent[:, None]], axis=2).reshape(num_nodes, -1, 2)
     gains = gain_of(left, columns[column][:, None], ways[column][:, None])
-    at = gains.argmax(axis=1)
+    at = jax.lax.argmax(gains, 1, jnp.int32)
     last, with_missing, left = at >> 1, at & 1 == 1, left[node, at]
-    (left_value, right_value), _ = sides(left, total, bounds)
+    (left_value, right_value), *_ = sides(left, total, bounds)
     before = real(total, unit)
     gain = gains[node, at] - _score(before, leaf_value(before, bounds, growth), growth)
     # Without missing values in training, they go with most rows.
-    missing_left = jnp.where(absent[:, 1] == 0, 2 * left[:, 1] >= total[:, 1], with_missing)
+    missing_left = jnp.where(absent[:, 1] == 0, left[:, 1] >= total[:, 1] - left[:, 1], with_missing)
     left_side = jnp.pad(rank[node, column] <= last[:, None], ((0, 0), (0, 32 * WORDS - num_bins)))
     left_side = jnp.concatenate([left_side, missing_left[:, None]], axis=1)
     bits = left_side.reshape(-1, WORDS, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)[None, None]
     words = bits.sum(axis=2, dtype=jnp.uint32)
-    return Split(gain, column.astype(jnp.int32), words, left, (left_value + right_value) / 2)
+    return Split(gain, column, words, left, (left_value + right_value) / 2)

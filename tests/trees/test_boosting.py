@@ -1,12 +1,15 @@
 """Boosted trees: equal to scikit-learn's, whose checks they pass; swept, sharded and resumed as networks; ranking."""
 
+import contextlib
 import dataclasses
+import fractions
 import itertools
 import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.ensemble import HistGradientBoostingRegressor
@@ -15,6 +18,8 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import jaxnn as jn
 from jaxnn import trees
+from jaxnn.trees import _growth, _objectives
+from jaxnn.types import Examples
 from tests import native, tiny
 
 ROWS = 96
@@ -104,6 +109,10 @@ def test_a_member_of_a_sweep_grows_the_trees_of_its_run(trained, tmp_path):
     how: Any = {"steps_per_call": 2, "vmap_size": 2, "devices": 1, "progress": "none"}
     swept = jn.sweep(experiment(), points, run_dir=tmp_path / "sweep", **how)
     assert same_trees(swept.run(1), trained)
+    inputs, targets = table(700)
+    three = experiment(trees.cross_entropy(3), jn.data.binned((inputs, np.digitize(targets, [0.0, 2.0]))))
+    swept = jn.sweep(three, points, run_dir=tmp_path / "classes", **how)
+    assert same_trees(swept.run(1), tiny.fit(three, **HOW))
 
 
 @pytest.mark.slow
@@ -119,6 +128,7 @@ def test_room_for_fewer_bins_and_other_implementations_grow_the_same_trees(train
     [
         {"max_depth": 5, "l1": 0.5, "min_child_weight": 3.0},
         {"max_depth": 4, "num_leaves": 9, "min_gain": 0.05, "l2": 0.0},
+        {"max_depth": 4, "learning_rate": 1.0, "objective": trees.poisson()},
         {"max_depth": 3, "column_fraction": 0.5, "max_bins": 16, "objective": trees.cross_entropy(3)},
     ],
 )
@@ -139,9 +149,9 @@ def test_the_native_kernel_grows_the_same_trees(settings, tmp_path):
 
 @pytest.mark.slow
 def test_four_devices_and_padded_rows_grow_the_same_trees():
-    data = (jn.data.binned(table(93), table(32, 1), categorical=(3,), multiple_of=multiple) for multiple in (1, 8))
+    data = (jn.data.binned(table(2403), table(32, 1), categorical=(3,), multiple_of=multiple) for multiple in (1, 8))
     runs = [tiny.fit(experiment(data=one), **HOW, **how) for one, how in zip(data, ({}, FOUR), strict=True)]
-    assert runs[1].config.batch_size == 96 and same_trees(*runs)
+    assert runs[1].config.batch_size == 2408 and same_trees(*runs)
     np.testing.assert_allclose(*(run.final["train_loss"] for run in runs), rtol=1e-6)
 
 
@@ -165,6 +175,61 @@ def test_constrained_predictions_are_monotone():
     assert (np.diff(found, axis=0) >= 0).all() and (np.diff(found, axis=1) <= 0).all()
 
 
+@pytest.mark.parametrize("portable", [False, True])
+def test_a_leaf_is_the_mean_of_its_rows_beside_an_outlier(portable):
+    group = np.arange(1000) % 5
+    group[4] = 5
+    means = np.array([1.0, 1.3, 2.0, 3.0, 0.0, 1e11])
+    model = trees.GradientBoostingRegressor(num_trees=300, max_depth=3, l2=0.0)
+    with jn.nn.portable() if portable else contextlib.nullcontext():
+        model.fit(group[:, None], means[group])
+    np.testing.assert_allclose(model.predict(np.arange(6)[:, None]), means, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_sums_hold_millions_of_rows_and_small_parts():
+    rows = 20_000_000
+    values, weights = jnp.full(rows, 0.001), jnp.ones(rows)
+    np.testing.assert_allclose(_objectives.weighted_mean(values, weights), 0.001, rtol=1e-6)
+    labels = jnp.zeros(rows, int).at[: rows // 100].set(2)
+    shares = np.exp(trees.cross_entropy(3).start(labels, weights))
+    np.testing.assert_allclose(shares, [0.99, 1e-6, 0.01], rtol=1e-5)
+    small = jnp.zeros(rows, int).at[-101:].set(1)
+    found = _objectives.leaf_quantiles(small, (jnp.arange(rows) % 8_000_000) * 1.0, weights, 0.5, 2)
+    assert found[1] == (rows - 51) % 8_000_000
+
+
+@pytest.mark.parametrize(("exponent", "rows"), [(-100, 3), (-30, 1000), (0, 1 << 17), (90, 5)])
+def test_rounded_values_sum_within_the_bound(exponent, rows):
+    values = np.float32(2.0**exponent * np.random.default_rng(0).standard_cauchy(rows))
+    with jax.enable_x64(True):
+        rounded, unit = jax.device_get(_growth.fixed_point(jnp.asarray(values)))
+    exact, size = sum(map(fractions.Fraction, values.tolist())), np.abs(values.astype(np.float64)).sum()
+    error = abs(exact - fractions.Fraction(float(unit)) * int(rounded.sum()))
+    assert error <= rows * max(2.0**-61 * size, 2.0**-127)
+    assert np.abs(rounded).sum(dtype=np.float64) < 2.0**62
+
+
+def test_steps_of_an_exponential_loss_are_bounded_or_refused():
+    inputs = np.random.default_rng(0).uniform(size=(500, 3))
+    counts = np.where(inputs[:, 0] > 0.99, 700.0, 0.5)
+    for monotone in ((), (1, 0, 0)):
+        model = trees.GradientBoostingRegressor(objective=trees.poisson(), num_trees=120, l2=0.0, monotone=monotone)
+        model.fit(inputs, counts)
+        assert 0.5 < model.predict(inputs).mean() / counts.mean() < 2
+        assert np.abs(model.state_["trees"]["value"]).max() <= np.float32(0.1 * 0.7)
+    own = trees.Objective(lambda score, target: jnp.exp(score) - target * score)
+    with pytest.raises(jn.TrainingError, match="the training loss rose from 1 to .*largest_step"):
+        trees.GradientBoostingRegressor(objective=own, l2=0.0).fit(inputs, counts)
+
+
+def test_a_tree_below_the_least_weight_predicts_nothing():
+    inputs, labels = table()[0], np.random.default_rng(0).integers(0, 3, ROWS)
+    settings: Any = {"num_trees": 200, "learning_rate": 0.9, "row_fraction": 0.5, "l2": 0.0, "max_depth": 8}
+    model = trees.GradientBoostingClassifier(**settings).fit(inputs, labels)
+    assert np.abs(model.state_["trees"]["value"]).max() < 1e4
+
+
 def test_a_row_of_weight_zero_counts_for_nothing():
     inputs, targets = table()
     weights = np.ones(ROWS)
@@ -173,6 +238,13 @@ def test_a_row_of_weight_zero_counts_for_nothing():
         targets[0] = target
         others.append(trees.GradientBoostingRegressor(**FITTED).fit(inputs, targets, weights).predict(inputs))
     np.testing.assert_array_equal(*others)
+    classifier = trees.GradientBoostingClassifier(num_trees=2).fit(inputs, np.arange(ROWS).clip(0, 2), weights)
+    assert classifier.classes_.tolist() == [1, 2]
+    splits, targets = jn.data.binned((inputs, targets)), np.abs(targets)
+    targets[0], given = -np.inf, {"bins": splits.train.examples.inputs, "weight": np.float32(weights)}
+    train = dataclasses.replace(splits.train, examples=Examples(given, targets))
+    run = tiny.fit(experiment(trees.poisson(), splits._replace(train=train, test=None)), **HOW)
+    assert np.isfinite(run.metrics["train_loss"]).all() and np.isfinite(run.state.model_state["trees"]["value"]).all()
 
 
 @pytest.mark.slow
@@ -236,21 +308,16 @@ def test_exported_predictions_of_numbers_are_those_of_the_model(regressor, train
     two, three = (
         trees.GradientBoostingClassifier(**FITTED).fit(inputs, np.digitize(targets, ends)) for ends in ((0,), (-1, 1))
     )
-    rows = np.float32(table(200, 1)[0])
-    rows[:, 3] = np.arange(200) % 11 - 2  # categories that were not seen among them
+    rows = np.float32(table(3000, 1)[0])
+    rows[:, 3] = np.arange(3000) % 11 - 2  # categories that were not seen among them
     for column, edges in enumerate(regressor.bins_.edges[:3]):
         near = edges.astype(np.float32)[:60]
         for start, direction in zip((0, 60, 120), (-np.inf, 0, np.inf), strict=True):
             rows[start : start + len(near), column] = np.nextafter(near, np.float32(direction)) if direction else near
-    predictors = (
-        (regressor, regressor.predict, 0.0),
-        (two, two.predict_proba, 0.0),
-        (three, three.predict_proba, 1e-6),
-    )
-    for model, predict, tolerance in predictors:  # a softmax rounds
+    for model, predict in ((regressor, regressor.predict), (two, two.predict_proba), (three, three.predict_proba)):
         content = model.export(tmp_path / "model.stablehlo").read_bytes()
         found = jax.export.deserialize(bytearray(content)).call(rows)
-        np.testing.assert_allclose(found, predict(rows).astype(np.float32), rtol=tolerance, atol=0)
+        np.testing.assert_array_equal(found, predict(rows).astype(np.float32))
     splits, state = trained.experiment.data(trained.config), trained.state
     predict = trees.predictor(splits.train.bins, {**state.params, **state.model_state})
     bins = splits.train.bins.apply(rows)

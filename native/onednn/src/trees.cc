@@ -22,25 +22,26 @@ namespace ffi = xla::ffi;
 namespace {
 
 constexpr int kBins = 256, kWords = kBins / 32, kMissing = kBins - 1, kLanes = 16, kBlock = 8;
+constexpr int64_t kAhead = 16;  // rows that are fetched into the cache before they are summed
 constexpr int64_t kChunk = 1 << 14;  // rows, or elements of a histogram, that are worth another thread
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 using ParallelFor = std::function<void(int64_t, const std::function<void(int64_t)>&)>;
 
-// A gradient and a Hessian in fixed point; both are added as one number of 64 bits.
-struct Sums {
-  int32_t gradient, hessian;
+// A gradient and a Hessian, or sums of them, in fixed point.
+typedef int64_t Sums __attribute__((vector_size(16)));
+enum { kGradient, kHessian };
 
-  static Sums unpack(int64_t both) {
-    const auto hessian = static_cast<int32_t>(both);
-    return {static_cast<int32_t>(both >> 32) - (hessian >> 31), hessian};  // a negative Hessian has borrowed one
-  }
-};
+inline bool is_zero(const Sums& sums) { return (sums[kGradient] | sums[kHessian]) == 0; }
 
 struct Settings {
   int64_t max_depth, num_leaves, num_bins, num_categories;  // num_leaves is 0: by level
   ffi::Span<const int64_t> categorical;
-  float gradient_unit, hessian_unit, learning_rate, l1, l2, min_child_weight, min_gain;
+  float units[2], learning_rate, l1, l2, min_child_weight, min_gain, largest_step;
+
+  // The float32 nearest to a sum: units are powers of two.
+  float gradient(Sums sums) const { return sums[kGradient] * units[kGradient]; }
+  float hessian(Sums sums) const { return sums[kHessian] * units[kHessian]; }
 };
 
 struct Split {
@@ -48,14 +49,14 @@ struct Split {
   int column = 0;
   int last = 0;  // the last bin on the left in the order of the column, of the first and those with rows
   bool with_missing = false;
-  Sums left{0, 0};
+  Sums left{};
 };
 
 struct Node {
   int64_t begin = 0, end = 0;  // of its rows
   int buffer = 0;              // that holds them
   int depth = 0, histogram = 0, left = -1;
-  Sums sums{0, 0};
+  Sums sums{};
   Split split;
 };
 
@@ -75,18 +76,54 @@ struct Member {
 // Reused from tree to tree: pages that the system must provide anew take as long as the sums.
 struct Buffers {
   std::vector<int32_t> rows[2];
-  std::vector<int64_t> pairs;
+  std::vector<Sums> pairs;
   std::vector<uint8_t> is_left;
-  std::vector<std::vector<int64_t>> histograms;
+  std::vector<std::vector<Sums>> histograms;
   std::vector<Split> splits;
 };
 
 inline float shrunk(float gradient, float l1) { return gradient - std::min(std::max(gradient, -l1), l1); }
 
-template <bool kHasL1 = true>
+inline float curvature(float hessian, const Settings& s) { return std::max(hessian + s.l2, 1e-30f); }
+
+// By how much the best leaf lowers the loss; plain: l1 is 0, and steps have no bound.
+template <bool kIsPlain = false>
 inline float score(float gradient, float hessian, const Settings& s) {
-  const float size = kHasL1 ? shrunk(gradient, s.l1) : gradient;
-  return size * size / std::max(hessian + s.l2, 1e-30f) / 2;
+  const float bend = curvature(hessian, s);
+  if (kIsPlain) return gradient * gradient / bend / 2;
+  const float size = shrunk(gradient, s.l1), limit = s.largest_step * bend;
+  const float share = std::abs(size) > limit ? limit / std::abs(size) : 1.0f;  // of the best step
+  return size * size * (share * (2 - share)) / bend / 2;
+}
+
+inline float leaf_value(float gradient, float hessian, const Settings& s) {
+  if (hessian <= 0 || hessian < s.min_child_weight) return 0;
+  const float value = -shrunk(gradient, s.l1) / curvature(hessian, s);
+  return std::min(std::max(value, -s.largest_step), s.largest_step);
+}
+
+// Candidates of a split: the sums on their left without missing values, and floats of both sides.
+struct Sides {
+  alignas(64) Sums lefts[kBins];
+  alignas(64) float left[kBins][2], right[kBins][2];
+};
+
+// Converts the candidates, with the missing values on their left; returns their number, a multiple of kLanes.
+JAXNN_VECTORIZED int convert(Sides& sides, int count, Sums missing, Sums total, const float* units) {
+  constexpr int kSums = 4;  // at once
+  typedef int64_t Ints __attribute__((vector_size(16 * kSums)));
+  typedef float Floats __attribute__((vector_size(8 * kSums)));
+  const int padded = (count + kLanes - 1) / kLanes * kLanes;
+  Ints more, all;
+  Floats unit;
+  for (int i = 0; i < 2 * kSums; ++i) more[i] = missing[i % 2], all[i] = total[i % 2], unit[i] = units[i % 2];
+  for (int i = count; i < padded; ++i) sides.lefts[i] = -missing;  // no split
+  for (int i = 0; i < padded; i += kSums) {
+    const Ints left = reinterpret_cast<const Ints&>(sides.lefts[i]) + more;
+    reinterpret_cast<Floats&>(sides.left[i]) = __builtin_convertvector(left, Floats) * unit;
+    reinterpret_cast<Floats&>(sides.right[i]) = __builtin_convertvector(all - left, Floats) * unit;
+  }
+  return padded;
 }
 
 struct Best {
@@ -94,20 +131,19 @@ struct Best {
   int at;
 };
 
-// The largest gain, and the first of the left sides [count] that have it; count is a multiple of kLanes.
-template <bool kHasL1>
-JAXNN_INLINE Best largest_gain_of(const int64_t* lefts, int count, Sums total, const Settings& s) {
+// The largest gain, and the first of the candidates that have it; count is a multiple of kLanes.
+template <bool kIsPlain>
+JAXNN_INLINE Best largest_gain_of(const Sides& sides, int count, const Settings& s) {
   float gains[kLanes];
   int first[kLanes];
   for (int j = 0; j < kLanes; ++j) gains[j] = kNever, first[j] = 0;
   for (int i = 0; i < count; i += kLanes) {
     for (int j = 0; j < kLanes; ++j) {
-      const Sums left = Sums::unpack(lefts[i + j]);
-      const int32_t least = std::min(left.hessian, total.hessian - left.hessian);
-      const float both = score<kHasL1>(left.gradient * s.gradient_unit, left.hessian * s.hessian_unit, s) +
-                         score<kHasL1>((total.gradient - left.gradient) * s.gradient_unit,
-                                       (total.hessian - left.hessian) * s.hessian_unit, s);
-      const bool better = (least > 0) & (least * s.hessian_unit >= s.min_child_weight) & (both > gains[j]);
+      const float left = sides.left[i + j][kHessian], right = sides.right[i + j][kHessian];
+      const float least = std::min(left, right);
+      const float both = score<kIsPlain>(sides.left[i + j][kGradient], left, s) +
+                         score<kIsPlain>(sides.right[i + j][kGradient], right, s);
+      const bool better = (least > 0) & (least >= s.min_child_weight) & (both > gains[j]);
       gains[j] = better ? both : gains[j];
       first[j] = better ? i + j : first[j];
     }
@@ -118,78 +154,75 @@ JAXNN_INLINE Best largest_gain_of(const int64_t* lefts, int count, Sums total, c
   return best;
 }
 
-JAXNN_VECTORIZED Best largest_gain(const int64_t* lefts, int count, Sums total, const Settings& given) {
+JAXNN_VECTORIZED Best largest_gain(const Sides& sides, int count, const Settings& given) {
   const Settings s = given;
-  return s.l1 == 0 ? largest_gain_of<false>(lefts, count, total, s) : largest_gain_of<true>(lefts, count, total, s);
+  const bool is_plain = s.l1 == 0 && s.largest_step == std::numeric_limits<float>::infinity();
+  return is_plain ? largest_gain_of<true>(sides, count, s) : largest_gain_of<false>(sides, count, s);
 }
 
 // Bins in the order in which a split separates them: categories by their mean gradient.
-void ordered_bins(const int64_t* histogram, bool is_categorical, const Settings& s, int* order) {
+void ordered_bins(const Sums* histogram, bool is_categorical, const Settings& s, int* order) {
   const int num_values = s.num_bins - 1;
   std::iota(order, order + num_values, 0);
   if (!is_categorical) return;
   const int most = std::min<int64_t>(s.num_categories, num_values);
   float mean[kBins];
   for (int bin = 0; bin < most; ++bin) {
-    const Sums sums = Sums::unpack(histogram[bin]);
-    const float smoothed = sums.hessian * s.hessian_unit + 10.0f;
-    mean[bin] = sums.hessian > 0 ? sums.gradient * s.gradient_unit / smoothed : -kNever;
+    const float hessian = s.hessian(histogram[bin]);
+    mean[bin] = hessian > 0 ? s.gradient(histogram[bin]) / (hessian + 10.0f) : -kNever;
   }
   std::stable_sort(order, order + most, [&](int a, int b) { return mean[a] < mean[b]; });
 }
 
 // The sums of all bins up to the first and to each with rows; returns their number. A split after a bin without rows is
 // that before it, but missing values may be alone before the first.
-int left_sums(const int64_t* bins, int count, int64_t* lefts) {
-  int64_t left = lefts[0] = bins[0];
+int left_sums(const Sums* bins, int count, Sums* lefts) {
+  Sums left = lefts[0] = bins[0];
   int number = 1;
 #pragma GCC unroll 8
   for (int i = 1; i < count; ++i) {
     lefts[number] = left += bins[i];
-    number += bins[i] != 0;
+    number += !is_zero(bins[i]);
   }
   return number;
 }
 
 // The best split of a node by one column; its gain is without what the node had before.
-Split best_split(const int64_t* histogram, Sums total, bool is_categorical, const Settings& s) {
+Split best_split(const Sums* histogram, Sums total, bool is_categorical, const Settings& s) {
   const int num_values = s.num_bins - 1;
-  int64_t ordered[kBins], lefts[kBins];
+  Sums ordered[kBins];
+  Sides sides;
   if (is_categorical) {
     int order[kBins];
     ordered_bins(histogram, true, s, order);
     for (int i = 0; i < num_values; ++i) ordered[i] = histogram[order[i]];
   }
-  const int64_t* values = is_categorical ? ordered : histogram;
-  const int count = left_sums(values, num_values, lefts);
-  const int padded = (count + kLanes - 1) / kLanes * kLanes;
-  for (int i = count; i < padded; ++i) lefts[i] = total.hessian;  // no split
-  Best best = largest_gain(lefts, padded, total, s);
+  const int count = left_sums(is_categorical ? ordered : histogram, num_values, sides.lefts);
+  Best best = largest_gain(sides, convert(sides, count, Sums{}, total, s.units), s);
   Split found;
-  if (const int64_t missing = histogram[num_values]) {
-    for (int i = 0; i < padded; ++i) lefts[i] += missing;
-    const Best with = largest_gain(lefts, padded, total, s);
+  const Sums missing = histogram[num_values];
+  if (!is_zero(missing)) {
+    const Best with = largest_gain(sides, convert(sides, count, missing, total, s.units), s);
     found.with_missing = with.gain > best.gain || (with.gain == best.gain && with.at < best.at);
     if (found.with_missing) best = with;
-    else for (int i = 0; i < padded; ++i) lefts[i] -= missing;
   }
   found.gain = best.gain;
   found.last = best.at;
-  found.left = Sums::unpack(lefts[best.at]);
+  found.left = sides.lefts[best.at];
+  if (found.with_missing) found.left += missing;
   return found;
 }
 
 // Gradients and Hessians in their units, of which one that is NaN makes all of them 0.
-JAXNN_VECTORIZED void round_pairs(const float* gradients, const float* hessians, int64_t rows, float gradient_unit,
-                                  float hessian_unit, int64_t* pairs) {
+JAXNN_VECTORIZED void round_pairs(const float* __restrict gradients, const float* __restrict hessians, int64_t rows,
+                                  const float* units, int64_t* __restrict pairs) {
   // Units are powers of two: products with their inverses are exact.
-  const float gradient_units = 1 / gradient_unit, hessian_units = 1 / hessian_unit;
+  const float gradient_units = 1 / units[kGradient], hessian_units = 1 / units[kHessian];
   for (int64_t row = 0; row < rows; ++row) {
     const float gradient = std::nearbyint(gradients[row] * gradient_units);
     const float hessian = std::nearbyint(hessians[row] * hessian_units);
-    // By 32 bits, as most CPUs have no vectors of conversions to 64.
-    const auto high = static_cast<int32_t>(gradient == gradient ? gradient : 0);
-    pairs[row] = (static_cast<int64_t>(high) << 32) + static_cast<int32_t>(hessian == hessian ? hessian : 0);
+    pairs[2 * row + kGradient] = static_cast<int64_t>(gradient == gradient ? gradient : 0);
+    pairs[2 * row + kHessian] = static_cast<int64_t>(hessian == hessian ? hessian : 0);
   }
 }
 
@@ -205,8 +238,8 @@ JAXNN_VECTORIZED void subtract(const int64_t* __restrict small, int64_t* __restr
 
 class Grower {
  public:
-  Grower(const Member& member, Buffers& buffers, const ParallelFor& parallel_for)
-      : m_(member), s_(member.settings), buffers_(buffers), parallel_for_(parallel_for) {
+  Grower(const Member& member, Buffers& buffers, const ParallelFor& parallel_for, int64_t num_threads)
+      : m_(member), s_(member.settings), buffers_(buffers), parallel_for_(parallel_for), num_threads_(num_threads) {
     is_categorical_.resize(m_.columns);
     for (int64_t column : s_.categorical) is_categorical_[column] = true;
     for (auto& rows : buffers_.rows) rows.resize(m_.rows);
@@ -217,13 +250,16 @@ class Grower {
 
   void grow() {
     std::fill_n(m_.left_bins, nodes_.size() * kWords, 0);
-    int64_t total = 0;
     std::iota(buffers_.rows[0].begin(), buffers_.rows[0].end(), 0);
-    int64_t* const pairs = buffers_.pairs.data();
-    round_pairs(m_.gradients, m_.hessians, m_.rows, s_.gradient_unit, s_.hessian_unit, pairs);
-    for (int64_t row = 0; row < m_.rows; ++row) total += pairs[row];
+    std::vector<Sums> totals((m_.rows + kChunk - 1) / kChunk);
+    spread(m_.rows, totals.size(), [&](int64_t index) {
+      const int64_t first = index * kChunk, count = std::min(kChunk, m_.rows - first);
+      Sums* const pairs = buffers_.pairs.data() + first;
+      round_pairs(m_.gradients + first, m_.hessians + first, count, s_.units, reinterpret_cast<int64_t*>(pairs));
+      totals[index] = std::accumulate(pairs, pairs + count, Sums{});
+    });
     nodes_[0].end = m_.rows;
-    nodes_[0].sums = Sums::unpack(total);
+    nodes_[0].sums = std::accumulate(totals.begin(), totals.end(), Sums{});
     std::vector<int> known{0}, lefts{0};  // leaves; left children without a histogram
     const int64_t rounds = s_.num_leaves ? s_.num_leaves - 1 : s_.max_depth;
     for (int64_t round = 0; round < rounds && !known.empty(); ++round) {
@@ -280,7 +316,8 @@ class Grower {
       if (buffers_.histograms[i].size() < size) buffers_.histograms[i].resize(size);
     buffers_.splits.resize(m_.columns * nodes_.size());
     // A few columns are divided further, for more threads.
-    const int64_t block = parallel_for_ && m_.columns < 4 * kBlock ? kBlock / 2 : kBlock;
+    const int64_t wide = (m_.columns + kBlock - 1) / kBlock * lefts.size();
+    const int64_t block = wide < 2 * num_threads_ ? kBlock / 2 : kBlock;
     const int64_t blocks = (m_.columns + block - 1) / block;
     spread(work, blocks * lefts.size(), [&](int64_t index) {
       const int64_t first = index / lefts.size() * block;
@@ -293,20 +330,20 @@ class Grower {
         if (m_.may_split[column] && split.gain > best.gain) (best = split).column = column;
       }
       const Sums sums = nodes_[node].sums;
-      best.gain -= score(sums.gradient * s_.gradient_unit, sums.hessian * s_.hessian_unit, s_);
+      best.gain -= score(s_.gradient(sums), s_.hessian(sums), s_);
     }
   }
 
   // For a left child without a histogram and the right one, by some columns.
   void find_split(int left, int64_t first, int64_t columns) {
     const bool is_root = left == 0, small_is_left = is_root || count(left) <= count(left + 1);
-    int64_t found[kBlock][kBins] = {};
+    Sums found[kBlock][kBins] = {};
     sum(small_is_left ? left : left + 1, first, columns, found);
     for (int64_t column = first; column < first + columns; ++column) {
-      int64_t *of_left = histogram(left, column), *of_right = is_root ? nullptr : histogram(left + 1, column);
-      const int64_t* small = found[column - first];
+      Sums *of_left = histogram(left, column), *of_right = is_root ? nullptr : histogram(left + 1, column);
+      const Sums* small = found[column - first];
       if (is_root) std::copy(small, small + s_.num_bins, of_left);
-      else subtract(small, of_left, of_right, s_.num_bins, small_is_left);
+      else subtract(&small[0][0], &of_left[0][0], &of_right[0][0], 2 * s_.num_bins, small_is_left);
       for (int node = left; node <= left + !is_root; ++node) {
         Split& split = buffers_.splits[column * nodes_.size() + node];
         split = Split();
@@ -317,7 +354,7 @@ class Grower {
   }
 
   // Several columns at once read each row's place and sums once.
-  void sum(int node, int64_t first, int64_t columns, int64_t (*histogram)[kBins]) const {
+  void sum(int node, int64_t first, int64_t columns, Sums (*histogram)[kBins]) const {
     int64_t k = 0;
     for (; k + 8 <= columns; k += 8) add<8>(node, first + k, histogram + k);
     for (; k + 4 <= columns; k += 4) add<4>(node, first + k, histogram + k);
@@ -327,14 +364,20 @@ class Grower {
   }
 
   template <int kColumns>
-  void add(int node, int64_t first, int64_t (*histogram)[kBins]) const {
+  void add(int node, int64_t first, Sums (*histogram)[kBins]) const {
     const uint8_t* bins = m_.bins + first;
     const int32_t* rows = buffers_.rows[nodes_[node].buffer].data();
-    const int64_t* pairs = buffers_.pairs.data();
+    const Sums* pairs = buffers_.pairs.data();
     const int64_t end = nodes_[node].end, columns = m_.columns;
     for (int64_t i = nodes_[node].begin; i < end; ++i) {
-      const int64_t row = rows[i], pair = pairs[row];
-      for (int k = 0; k < kColumns; ++k) histogram[k][bins[row * columns + k]] += pair;
+      const int64_t row = rows[i], ahead = rows[std::min(i + kAhead, end - 1)];
+      __builtin_prefetch(pairs + ahead);
+      __builtin_prefetch(bins + ahead * columns);
+      const Sums pair = pairs[row];
+      for (int k = 0; k < kColumns; ++k) {
+        Sums& bin = *reinterpret_cast<Sums*>(&histogram[k][0][0] + size_t{2} * bins[row * columns + k]);
+        bin += pair;
+      }
     }
   }
 
@@ -431,20 +474,20 @@ class Grower {
     left.depth = right.depth = node.depth + 1;
     left.histogram = node.histogram;
     left.sums = node.split.left;
-    right.sums = {node.sums.gradient - left.sums.gradient, node.sums.hessian - left.sums.hessian};
+    right.sums = node.sums - left.sums;
   }
 
   void write_left_bins(const Node& node, uint32_t* words) {
     int order[kBins];
     const Split& split = node.split;
-    const int64_t* sums = histogram_of(node, split.column);
+    const Sums* sums = histogram_of(node, split.column);
     ordered_bins(sums, is_categorical_[split.column], s_, order);
     int last = 0;
-    for (int left = split.last; left > 0;) left -= sums[order[++last]] != 0;
+    for (int left = split.last; left > 0;) left -= !is_zero(sums[order[++last]]);
     for (int i = 0; i <= last; ++i) words[order[i] / 32] |= uint32_t{1} << (order[i] % 32);
     // Without missing values in training, they go with most rows.
-    const int32_t missing = Sums::unpack(sums[s_.num_bins - 1]).hessian;
-    const bool goes_left = missing ? split.with_missing : 2 * split.left.hessian >= node.sums.hessian;
+    const int64_t left = split.left[kHessian], right = node.sums[kHessian] - left;
+    const bool goes_left = sums[s_.num_bins - 1][kHessian] ? split.with_missing : left >= right;
     if (goes_left) words[kMissing / 32] |= uint32_t{1} << (kMissing % 32);
   }
 
@@ -452,11 +495,10 @@ class Grower {
     for (size_t id = 0; id < nodes_.size(); ++id) {
       const Node& node = nodes_[id];
       const bool is_split = node.left >= 0;
-      const float hessian = node.sums.hessian * s_.hessian_unit;
+      const float hessian = s_.hessian(node.sums);
       m_.column[id] = is_split ? node.split.column : -1;
       m_.left[id] = is_split ? node.left : id;
-      m_.value[id] = s_.learning_rate *
-                     (-shrunk(node.sums.gradient * s_.gradient_unit, s_.l1) / std::max(hessian + s_.l2, 1e-30f));
+      m_.value[id] = s_.learning_rate * leaf_value(s_.gradient(node.sums), hessian, s_);
       m_.gain[id] = is_split ? node.split.gain : 0.0f;
       m_.weight[id] = hessian;
     }
@@ -468,15 +510,16 @@ class Grower {
   }
 
   int64_t count(int node) const { return nodes_[node].end - nodes_[node].begin; }
-  int64_t* histogram_of(const Node& node, int64_t column) {
+  Sums* histogram_of(const Node& node, int64_t column) {
     return buffers_.histograms[node.histogram].data() + column * s_.num_bins;
   }
-  int64_t* histogram(int node, int64_t column) { return histogram_of(nodes_[node], column); }
+  Sums* histogram(int node, int64_t column) { return histogram_of(nodes_[node], column); }
 
   const Member& m_;
   const Settings& s_;
   Buffers& buffers_;
-  const ParallelFor& parallel_for_;
+  const ParallelFor& parallel_for_;  // empty: one thread
+  const int64_t num_threads_;
   std::vector<Node> nodes_;
   std::vector<uint8_t> is_categorical_;
   int num_histograms_ = 1;
@@ -539,12 +582,12 @@ ffi::Error grow_trees(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> bins, ffi::Buff
     const Member member{
         all_bins.of(index, members), all_gradients.of(index, members), all_hessians.of(index, members),
         all_may_split.of(index, members), columns, rows,
-        Settings{max_depth, num_leaves, num_bins, num_categories, categorical, unit[0], unit[1], number[0], number[1],
-                 number[2], number[3], number[4]},
+        Settings{max_depth, num_leaves, num_bins, num_categories, categorical, {unit[0], unit[1]}, number[0], number[1],
+                 number[2], number[3], number[4], number[5]},
         column->typed_data() + index * nodes, left_bins->typed_data() + index * nodes * kWords,
         left->typed_data() + index * nodes, value->typed_data() + index * nodes, gain->typed_data() + index * nodes,
         weight->typed_data() + index * nodes, leaf->typed_data() + index * rows};
-    Grower(member, buffers, parallel).grow();
+    Grower(member, buffers, parallel, parallel ? pool.num_threads() : 0).grow();
   };
   const ParallelFor on_threads = [&](int64_t tasks, const std::function<void(int64_t)>& body) {
     jaxnn::parallel_for(pool, tasks, body);
@@ -570,7 +613,7 @@ JAXNN_TARGET(jaxnn_grow_trees, grow_trees,
                                   .Arg<ffi::Buffer<ffi::F32>>()    // Hessians [rows]
                                   .Arg<ffi::Buffer<ffi::F32>>()    // units [2]
                                   .Arg<ffi::Buffer<ffi::PRED>>()   // columns that may split [columns]
-                                  .Arg<ffi::Buffer<ffi::F32>>()    // learning rate, l1, l2, least weight and gain
+                                  .Arg<ffi::Buffer<ffi::F32>>()    // numbers of Growth [6]
                                   .Ret<ffi::Buffer<ffi::S32>>()    // column [nodes]
                                   .Ret<ffi::Buffer<ffi::U32>>()    // left_bins [nodes, 8]
                                   .Ret<ffi::Buffer<ffi::S32>>()    // left [nodes]
