@@ -84,14 +84,23 @@ def _follow(jaxpr: Any, given: Sequence[frozenset[int]]) -> tuple[bool, list[fro
     return False, [axes(atom) for atom in jaxpr.outvars]
 
 
+_WITHOUT_FUSIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
+_BY_FLAG = "for jax.jit set XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=, at 5 to 30 % of the speed"
 _FAULTS = (
     Fault(
-        ("0.12.0", "0.12.0.1"),
+        ("0.11.2", "0.12.0", "0.12.0.1"),
         "cpu",
         "a product with an array of one value, such as x @ jnp.full_like(x, c), whose result is reduced",
-        "fit, iterate and sweep compile it right; for jax.jit set XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=, "
-        "at 5 to 30 % of the speed",
+        f"fit, iterate and sweep compile it right; {_BY_FLAG}",
         _multiplies_by_one_value,
-        {"xla_cpu_experimental_ynn_fusion_type": ""},
+        _WITHOUT_FUSIONS,
+    ),
+    Fault(
+        ("0.11.2",),
+        "cpu",
+        "sums of broadcast arrays, such as jnp.broadcast_to(x, shape).sum(), which differ from call to call",
+        f"install jax 0.12; fit, iterate and sweep compile all programs without it; {_BY_FLAG}",
+        lambda jaxpr: True,
+        _WITHOUT_FUSIONS,
     ),
 )
