@@ -230,11 +230,18 @@ class Halving:
         most = min(math.log(max(1, len(self.points)), self.eta), math.log(1 / self.min_fraction, self.eta))
         return [self.eta ** -float(left) for left in range(math.floor(most + 1e-9), -1, -1)]
 
-    def survivors(self, values: Mapping[int, float], *, higher_is_better: bool) -> list[int]:
-        """One of ``eta`` members, rounded up, best first by their ``values``; NaN ranks last, ties by number."""
+    def survivors(
+        self, values: Mapping[int, float], *, higher_is_better: bool, num_started: int | None = None
+    ) -> list[int]:
+        """One of ``eta`` members, rounded up, best first by their ``values``; ties by number.
+
+        Of ``num_started`` members, which those that diverged are part of; default: those with a value. Values that are
+        not finite rank last.
+        """
         sign = -1.0 if higher_is_better else 1.0
-        scores = {member: math.inf if math.isnan(value) else sign * value for member, value in values.items()}
-        return sorted(scores, key=lambda member: (scores[member], member))[: -(-len(scores) // self.eta)]
+        scores = {member: sign * value if math.isfinite(value) else math.inf for member, value in values.items()}
+        number = len(scores) if num_started is None else num_started
+        return sorted(scores, key=lambda member: (scores[member], member))[: -(-number // self.eta)]
 
 
 halving = Halving

@@ -118,7 +118,9 @@ def with_ema(
         new = AveragedState(inner_state, average, total, state.model_state, state.model_total)
         if state.model_total is None or "model_state" not in extra_args:
             return updates, new
-        model_total = total + decay * state.model_total
+        # The first time from no weight, as for the parameters, or as after infinitely many steps.
+        before = jnp.where(state.model_total == 0, state.total * state.total, state.model_total)
+        model_total = total + decay * before
 
         def averaged(mean: Any, leaf: Any) -> Any:
             return mean + (leaf - mean) * (total / model_total) if _is_float(leaf) else leaf
@@ -150,8 +152,9 @@ def as_one(
 
     def update(gradient: Any, state: Any, params: Any = None, *, value: Any = None, **extra: Any) -> tuple[Any, Any]:
         # ``grad`` and ``value_fn`` are of all parameters, and no part could use them.
+        shared = {"value": value} | {name: extra[name] for name in ("model_state",) if name in extra}
         done = {
-            name: one.update(gradient[name], state[name], None if params is None else params[name], value=value)
+            name: one.update(gradient[name], state[name], None if params is None else params[name], **shared)
             for name, one in parts.items()
         }
         return {name: updates for name, (updates, _) in done.items()}, {name: new for name, (_, new) in done.items()}
@@ -183,9 +186,8 @@ def averaging(opt_state: optax.OptState, model_state: PyTree) -> optax.OptState:
     def started(state: Any) -> Any:
         if not _is_average(state):
             return state
-        # As for the parameters: from no weight, or as after infinitely many steps.
         copies = jax.tree.map(lambda leaf: _widened(leaf) if _is_float(leaf) else leaf, model_state)
-        return state._replace(model_state=copies, model_total=state.total * state.total)
+        return state._replace(model_state=copies, model_total=jnp.zeros_like(state.total))
 
     return jax.tree.map(started, opt_state, is_leaf=_is_average) if jax.tree.leaves(model_state) else opt_state
 
@@ -194,21 +196,21 @@ def evaluation_state(state: TrainState) -> TrainState:
     """Returns the state to evaluate and predict with: averages of ``with_ema`` in their places, without an optimizer.
 
     Its parameters are those of ``evaluation_params``, and its model state is averaged too; without ``with_ema`` they
-    are those of ``state``. Evaluate with a model state of your own by replacing that of the result.
+    are those of ``state``. So is the model state if no ``update`` was given one as ``model_state``, as a step of your
+    own may. Evaluate with a model state of your own by replacing that of the result.
 
     >>> state = jn.optim.evaluation_state(run.state)
     >>> run.evaluate("test", state=state) == run.evaluate("test")
     True
     """
     params, model_state = evaluation_params(state.params, state.opt_state), state.model_state
-    for one in jax.tree.leaves(state.opt_state, is_leaf=_is_average):
-        if _is_average(one) and one.model_total is not None:
+    nodes = jax.tree.leaves(state.opt_state, is_leaf=_is_average)
+    if average := next((one for one in nodes if _is_average(one) and one.model_total is not None), None):
 
-            def chosen(mean: Any, leaf: Any) -> Any:
-                return mean.astype(leaf.dtype) if _is_float(leaf) else leaf
+        def chosen(mean: Any, leaf: Any) -> Any:
+            return jnp.where(average.model_total > 0, mean.astype(leaf.dtype), leaf) if _is_float(leaf) else leaf
 
-            model_state = jax.tree.map(chosen, one.model_state, model_state)
-            break
+        model_state = jax.tree.map(chosen, average.model_state, model_state)
     return state._replace(params=params, model_state=model_state, opt_state=())
 
 

@@ -2,7 +2,6 @@
 
 import bisect
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from jaxnn.sweeps._members import (
     count_by_status,
     grouped,
     mean_interval,
+    point_key,
     seed_means,
     show,
     show_point,
@@ -195,15 +195,14 @@ def _scored(name: str, side: Sweep, by: Sequence[str], metric: str) -> dict[str,
                 raise ConfigError(f"{same}, which are the same otherwise too: give each once.")
             example = f"jn.open_sweep(path).select({differing[0]}={members[0].fields[differing[0]]!r})"
             raise ConfigError(f"{same}, which differ in {' and '.join(differing)}: choose one in Python, as {example}.")
-        found[repr(point)] = members[0], float(scores[positions[0]])
+        found[point_key(point)] = members[0], float(scores[positions[0]])
     return found
 
 
 def _varying(members: Sequence[Member]) -> set[str]:
     """The config fields that are not the same for all ``members``."""
     fields = [member.fields for member in members]
-    # Compared as JSON: a record has lists where memory has tuples.
-    texts = {name: {json.dumps(each.get(name), default=repr) for each in fields} for name in (fields or [{}])[0]}
+    texts = {name: {point_key({name: each.get(name)}) for each in fields} for name in (fields or [{}])[0]}
     return {name for name, values in texts.items() if len(values) > 1}
 
 

@@ -86,9 +86,22 @@ def grouped(members: Sequence[Member], names: Sequence[str]) -> list[tuple[dict[
         if lacking := [name for name in names if name not in fields]:
             raise RecordError(f"the config of member {member.index} lacks {lacking[0]!r}: the record is damaged.")
         point = {name: fields[name] for name in names}
-        # Keyed by text: a value may be a nested config, which has no hash.
-        groups.setdefault(repr(point), (point, []))[1].append(position)
+        groups.setdefault(point_key(point), (point, []))[1].append(position)
     return list(groups.values())
+
+
+def point_key(point: Mapping[str, Any]) -> str:
+    """The text of a point that equal ones share: 0 and 0.0, tuples and the lists of a record, but not True and 1."""
+
+    def same(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: same(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [same(each) for each in value]
+        is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        return float(value) if is_number else value
+
+    return repr(same(point))
 
 
 def selection(wanted: Any, values: Sequence[Any]) -> Callable[[Any], bool]:
@@ -162,6 +175,13 @@ class GroupRow:
     left_out: Mapping[str, int]  # members that are not part of the means, by their status: diverged, pruned, ...
     metrics: Mapping[str, Spread]  # of each metric over the seeds, the monitored one first
     num_settings: int = 1  # the number of settings, at most, that the value of a seed is averaged over
+    # Of each metric, the complete members whose value is missing or not finite; they are not part of its mean.
+    without: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def show(self, metric: str) -> str:
+        """The spread of a metric as text, with the number of complete members that have no result in it."""
+        without = self.without.get(metric, 0)
+        return f"{self.metrics[metric]}" + (f", {without} without" if without else "")
 
     @property
     def spread(self) -> Spread:
@@ -181,7 +201,7 @@ class GroupRow:
     def __repr__(self) -> str:
         shown = [f"n {self.n}", *(f"{count} {status}" for status, count in self.left_out.items())]
         shown += [f"averaged over {self.num_settings} settings"] * (self.num_settings > 1)
-        shown += [f"{name} {spread}" for name, spread in self.metrics.items()]
+        shown += [f"{name} {self.show(name)}" for name in self.metrics]
         return f"{show_point(self.point) or 'all'}: {', '.join(shown)}"
 
 
@@ -196,9 +216,9 @@ class Groups:
     def best(self, metric: str | None = None, direction: Direction | None = None) -> GroupRow:
         """Returns the group with the best mean of ``metric``, by default the monitored one; as `Sweep.best`.
 
-        Groups that lost members, which diverged or failed, rank after all that lost none, and groups with members that
-        were cut short after those whose members are complete: means of survivors flatter. ConfigError if the metric is
-        unknown, or no group has a result in it.
+        Groups that lost members, which diverged, failed or have no finite value, rank after all that lost none, and
+        groups with members that were cut short after those whose members are complete: means of survivors flatter.
+        ConfigError if the metric is unknown, or no group has a result in it.
         """
         metric = metric or next(iter(self.directions), "")
         if metric not in self.directions:
@@ -206,7 +226,8 @@ class Groups:
         sign = -1 if check_direction(metric, direction or self.directions[metric], "direction") == "max" else 1
 
         def rank(row: GroupRow) -> tuple[bool, bool, float]:
-            return row.num_lost > 0, bool(row.left_out), sign * row.metrics[metric].mean
+            lost = row.num_lost + row.without.get(metric, 0)
+            return lost > 0, bool(row.left_out), sign * row.metrics[metric].mean
 
         rows = [row for row in self.rows if row.metrics[metric].n]
         if not rows:
@@ -218,7 +239,7 @@ class Groups:
         counts = list(dict.fromkeys(status for row in self.rows for status in row.left_out))
         rows = [
             [*map(show_field, row.point.values()), str(row.n), *(str(row.left_out.get(name, 0)) for name in counts)]
-            + [str(spread) for spread in row.metrics.values()]
+            + [row.show(name) for name in row.metrics]
             for row in self.rows
         ]
         notes = []

@@ -215,7 +215,10 @@ class Sweep:
             means = {name: _members.seed_means(members, values[positions]) for name, values in scores.items()}
             spreads = {name: _members.spread_of(values) for name, (values, _) in means.items()}
             most = max((count for _, count in means.values()), default=0)
-            rows.append(GroupRow(point, tuple(member.index for member in members), left_out, spreads, most))
+            complete = [position for position in positions if self.members[position].complete]
+            without = {name: int((~np.isfinite(values[complete])).sum()) for name, values in scores.items()}
+            numbers = tuple(member.index for member in members)
+            rows.append(GroupRow(point, numbers, left_out, spreads, most, without))
         return Groups(tuple(rows), names, {name: self.direction(name) for name in metrics})
 
     def frame(self, *, curves: bool = False) -> pandas.DataFrame:

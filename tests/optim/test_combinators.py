@@ -160,7 +160,7 @@ def test_model_states_are_averaged_for_evaluation():
     task = jn.Task(init=lambda key, batch: start, loss=loss, evaluate=None, predict=lambda _, state, __: state)
     batches = [jn.Batch(np.full((1, 1), value, np.float32), None, np.ones(1, np.float32)) for value in (8, 2, 16)]
     optimizers = [optim.with_ema(SGD, 0.5, debias=debias) for debias in (True, False)]
-    optimizers += [optim.with_accumulation(optimizers[0], 1), optax.chain(optimizers[0], optax.identity()), SGD]
+    optimizers += [optax.chain(optimizers[0], optax.identity()), {"w": optimizers[0]}, SGD]
     found = []
     for optimizer in optimizers:
         state = jn.steps.init_train_state(task, optimizer, jax.random.key(0), batches[0])
@@ -170,6 +170,10 @@ def test_model_states_are_averaged_for_evaluation():
         assert predicted == optim.evaluation_state(state).model_state and predicted["mean"].dtype == jnp.bfloat16
         assert int(predicted["count"]) == 3 and float(state.model_state["mean"]) == 16.0
         found.append(float(predicted["mean"]))
+    alone = jn.steps.init_train_state(task, optimizers[0], jax.random.key(0), batches[0])
+    _, opt_state = optimizers[0].update({"w": jnp.float32(1.0)}, alone.opt_state, alone.params)
+    own = alone._replace(opt_state=opt_state, model_state={"mean": jnp.bfloat16(3.0), "count": jnp.int32(1)})
+    assert float(optim.evaluation_state(own).model_state["mean"]) == 3.0, "none was given to average"
     # 8, 2, 16 weigh 1/4, 1/2, 1 times 1, 3/2, 7/4. From the start: 8, then halves.
     average = (2 + 1.5 + 28) / (0.25 + 0.75 + 1.75)
     np.testing.assert_allclose(found, [average, (5 + 16) / 2, average, average, 16.0], rtol=1e-2)

@@ -154,6 +154,9 @@ def test_pairs_of_one_seed_are_averaged(sides):
     assert found.num_seeds == 2 and found.difference == pytest.approx(-0.25) and found.verdict == "not separable"
     assert found.interval == pytest.approx((-1.52062, 1.02062), abs=1e-5)
     assert "paired over 2 seeds, averaged over 2 settings." in str(found)
+    # Equal values have equal partners, however they are written.
+    whole, mixed = ({(rate, seed): rate + seed for rate in rates for seed in (0, 1)} for rates in ((0, 1), (0.0, 1)))
+    assert compare(*(sides(each, "learning_rate", "seed") for each in (whole, mixed))).left_out == ()
     lost = sides(losses | {(0.1, 1): None}, "learning_rate", "seed")
     assert "averaged over up to 2 settings" in str(compare(lost, b))
 

@@ -240,6 +240,10 @@ def test_members_without_a_result_are_counted_and_not_averaged(grid):
     assert [member.index for member in sweep.ranked("test_loss")] == [3, 4, 2, 0, 1, 5]
     diverged = edited(grid, 5, final={"test_loss": 1e30, "test_accuracy": 0.1})
     assert diverged.group().rows[1].metrics["test_accuracy"].mean == pytest.approx(0.94)
+    # Finished without a finite value: as lost, in that metric.
+    infinite = edited(edited(grid, 0, final={"test_loss": 0.1}), 4, final={"test_loss": math.inf})
+    assert infinite.group().rows[1].without["test_loss"] == 1 and "0.5, 1 without" in repr(infinite.group())
+    assert infinite.group().best("test_loss").point == {"learning_rate": 0.01}
 
 
 def test_summary_has_axes_throughput_best_and_errors(grid):
