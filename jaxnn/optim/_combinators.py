@@ -193,7 +193,7 @@ def averaging(opt_state: optax.OptState, model_state: PyTree) -> optax.OptState:
 
 
 def evaluation_state(state: TrainState) -> TrainState:
-    """Returns the state to evaluate and predict with: averages of ``with_ema`` in their places, without an optimizer.
+    """Returns the state to evaluate and predict with: averages of ``with_ema`` are in their places.
 
     Its parameters are those of ``evaluation_params``, and its model state is averaged too; without ``with_ema`` they
     are those of ``state``. So is the model state if no ``update`` was given one as ``model_state``, as a step of your
@@ -204,14 +204,26 @@ def evaluation_state(state: TrainState) -> TrainState:
     True
     """
     params, model_state = evaluation_params(state.params, state.opt_state), state.model_state
-    nodes = jax.tree.leaves(state.opt_state, is_leaf=_is_average)
-    if average := next((one for one in nodes if _is_average(one) and one.model_total is not None), None):
 
-        def chosen(mean: Any, leaf: Any) -> Any:
-            return jnp.where(average.model_total > 0, mean.astype(leaf.dtype), leaf) if _is_float(leaf) else leaf
+    def averages_states(node: Any) -> bool:
+        return _is_average(node) and node.model_total is not None
 
-        model_state = jax.tree.map(chosen, average.model_state, model_state)
-    return state._replace(params=params, model_state=model_state, opt_state=())
+    nodes = jax.tree.leaves(state.opt_state, is_leaf=averages_states)
+    if not (averages := [node for node in nodes if averages_states(node)]):
+        return state._replace(params=params)
+
+    def chosen(mean: Any, leaf: Any) -> Any:
+        return jnp.where(averages[0].model_total > 0, mean.astype(leaf.dtype), leaf) if _is_float(leaf) else leaf
+
+    def without_total(node: Any) -> Any:
+        return node._replace(model_total=jnp.zeros_like(node.model_total)) if averages_states(node) else node
+
+    # What evaluates the result takes its parameters for the average again, and its model state as it is.
+    return state._replace(
+        params=params,
+        model_state=jax.tree.map(chosen, averages[0].model_state, model_state),
+        opt_state=jax.tree.map(without_total, state.opt_state, is_leaf=averages_states),
+    )
 
 
 def evaluation_params(params: Params, opt_state: optax.OptState) -> Params:

@@ -27,7 +27,8 @@ def export_model(
     """Writes what `Run.export` describes, in the format of the suffix of ``path``; returns the path."""
     _check_format(path, batch, (*WRITERS, ".safetensors"))
     # Without the optimizer's state, which would be stored with the program.
-    state = jax.device_get(evaluation_state(state)._replace(key=jax.random.key_data(state.key)))
+    state = evaluation_state(state)._replace(opt_state=(), key=jax.random.key_data(state.key))
+    state = jax.device_get(state)
     if path.suffix == ".safetensors":
         save_weights(path, {"params": state.params, **state.model_state})
         return path
