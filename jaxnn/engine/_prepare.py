@@ -67,7 +67,7 @@ def open_trainer(
     the reports of the members so far, by row. Without ``members`` it is a run, for which an earlier process may have
     chosen ``steps_per_call``. ConfigError or DataError if it cannot be run, TrainingError if memory is short.
     """
-    check_jax_flags()
+    _check_jax_flags()
     config, given = experiment.config, members or Members((), {}, lambda values: experiment)
     options = resolve_cadences(options, config, num_evaluated(splits))
     eval_batch_size = options.eval_batch_size or 2 * config.batch_size
@@ -113,7 +113,7 @@ def open_trainer(
     return trainer
 
 
-def check_jax_flags() -> None:
+def _check_jax_flags() -> None:
     """Raises ConfigError for a setting of JAX under which nothing can be trained, whatever the experiment."""
     if jax.config.jax_disable_jit:
         how = "to debug a step, call one of jn.steps.make_train_step"

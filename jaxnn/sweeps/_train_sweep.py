@@ -258,9 +258,8 @@ class SweepRun:
         reports = ((member, line) for member in plan.members for line in member.log.lines if self.monitored in line)
         values = {m.number: line[self.monitored] for m, line in reports if line["step"] == ends.get(m.number)}
         # Of all that were to reach the rung: a member that diverged leaves its place to the next best.
-        number, eta = sum(len(group.members) for group in plan.groups), plan.halving.eta
-        for _ in range(sum(rung < share for rung in plan.rungs)):
-            number = -(-number // eta)
+        total, reduced = sum(len(group.members) for group in plan.groups), plan.halving.eta ** plan.rungs.index(share)
+        number = -(-total // reduced)
         kept = plan.halving.survivors(values, higher_is_better=self.higher_is_better, num_started=number)
         for member in plan.members:
             if member.number in values and member.number not in kept and member.log.unfinished:

@@ -331,7 +331,7 @@ struct Equal {
 
   float* results;                   // [kMost, out]
   const float* features = nullptr;  // of all
-  uint32_t padding[kMost];
+  uint32_t padding[kMost] = {};
   int count = 0;
 
   JAXNN_INLINE bool is_of(const float* others, int64_t size) const {
@@ -344,6 +344,30 @@ struct Equal {
     return index;
   }
 };
+
+// Gives each window apart to `of_equal(window, place of its result, whether it is new)` or to `directly(window)`.
+// Before results of other features are forgotten, `ended()` is called.
+template <int kSide, typename Ended, typename OfEqual, typename Directly>
+JAXNN_INLINE void visit(const Tiling& g, const Inputs<kSide>& inputs, const Apart& apart, const float* zeros,
+                        Equal& equal, const Ended& ended, const OfEqual& of_equal, const Directly& directly) {
+  if (apart.equal && !equal.is_of(apart.features, g.in)) {
+    ended();
+    equal.features = apart.features;
+    equal.count = 0;
+  }
+  for (uint32_t rest = apart.equal | apart.others; rest; rest &= rest - 1) {
+    const int window = __builtin_ctz(rest);
+    const uint32_t padding = apart.features == zeros ? 0 : inputs.padding_of(window);
+    const int index = apart.equal & rest & -rest ? equal.find(padding) : Equal::kMost;
+    if (index == Equal::kMost) {
+      directly(window);
+      continue;
+    }
+    const bool is_new = index == equal.count;
+    if (is_new) equal.padding[equal.count++] = padding;
+    of_equal(window, index, is_new);
+  }
+}
 
 // A tile, and which of its outputs are in the image and computed by its products.
 template <int kSide>
@@ -501,26 +525,19 @@ JAXNN_INLINE void convolve(const Tiling& g, const float* input, const float* tra
       const int32_t most = largest_unless_even<kLanes, kSide>(g, of);
       if (__builtin_expect(most >= 0, 0)) {  // expected: registers are for even tiles
         const Apart apart = find_apart<kLanes, kSide>(g, of, tile.kept, most, zeros);
-        if (apart.equal && !equal.is_of(apart.features, g.in)) equal.features = apart.features, equal.count = 0;
-        for (uint32_t rest = apart.equal | apart.others; rest; rest &= rest - 1) {
-          const int window = __builtin_ctz(rest);
-          float* const result = output + tile.output(g, window);
-          const uint32_t padding = apart.features == zeros ? 0 : of.padding_of(window);
-          const int index = apart.equal & rest & -rest ? equal.find(padding) : Equal::kMost;
-          if (index == Equal::kMost) {
-            gather<kLanes, kSide>(g, of, window, num_direct, direct);
-            to[num_direct] = result;
-            if (++num_direct < kTiles) continue;
-            sum_windows(g, direct, transformed, num_direct, to, products);
-            num_direct = 0;
-            continue;
-          }
-          if (index == equal.count) {
-            equal.padding[equal.count++] = padding;
-            sum_of_equal<kLanes>(g, apart.features, padding, transformed, equal.results + index * g.out);
-          }
-          std::memcpy(result, equal.results + index * g.out, g.out * sizeof(float));
-        }
+        const auto of_equal = [&](int window, int index, bool is_new) JAXNN_INLINED {
+          float* const sums = equal.results + index * g.out;
+          if (is_new) sum_of_equal<kLanes>(g, equal.features, equal.padding[index], transformed, sums);
+          std::memcpy(output + tile.output(g, window), sums, g.out * sizeof(float));
+        };
+        const auto directly = [&](int window) JAXNN_INLINED {
+          gather<kLanes, kSide>(g, of, window, num_direct, direct);
+          to[num_direct] = output + tile.output(g, window);
+          if (++num_direct < kTiles) return;
+          sum_windows(g, direct, transformed, num_direct, to, products);
+          num_direct = 0;
+        };
+        visit<kSide>(g, of, apart, zeros, equal, [] {}, of_equal, directly);
         tile.kept &= ~(apart.equal | apart.others);
         if (!tile.kept) continue;
       }
@@ -656,28 +673,18 @@ JAXNN_INLINE void kernel_gradient(const Tiling& g, const float* input, const flo
       if (__builtin_expect(most >= 0, 0)) {  // expected: registers are for even tiles
         Apart apart = find_apart<kLanes, kSide>(g, of, tile.kept, most, zeros);
         if (apart.is_wide) apart.others = tile.kept & ~apart.equal;
-        if (apart.equal && !equal.is_of(apart.features, g.in)) {
-          add_equal();
-          equal.features = apart.features;
-        }
-        for (uint32_t rest = apart.equal | apart.others; rest; rest &= rest - 1) {
-          const int window = __builtin_ctz(rest);
-          const float* const gradients = output + tile.output(g, window);
-          const uint32_t padding = apart.features == zeros ? 0 : of.padding_of(window);
-          const int index = apart.equal & rest & -rest ? equal.find(padding) : Equal::kMost;
-          if (index == Equal::kMost) {
-            gather<kLanes, kSide>(g, of, window, num_direct, direct);
-            add_direct(gradients);
-            continue;
-          }
-          float* const sum = equal.results + index * g.out;
-          if (index == equal.count) {
-            equal.padding[equal.count++] = padding;
-            std::memset(sum, 0, g.out * sizeof(float));
-          }
+        const auto of_equal = [&](int window, int index, bool is_new) JAXNN_INLINED {
+          float* const sums = equal.results + index * g.out;
+          const float* const more = output + tile.output(g, window);
+          if (is_new) std::memset(sums, 0, g.out * sizeof(float));
           for (int64_t o = 0; o < g.out; o += kLanes)
-            store<kLanes>(load<kLanes>(sum + o) + load<kLanes>(gradients + o), sum + o);
-        }
+            store<kLanes>(load<kLanes>(sums + o) + load<kLanes>(more + o), sums + o);
+        };
+        const auto directly = [&](int window) JAXNN_INLINED {
+          gather<kLanes, kSide>(g, of, window, num_direct, direct);
+          add_direct(output + tile.output(g, window));
+        };
+        visit<kSide>(g, of, apart, zeros, equal, add_equal, of_equal, directly);
         tile.kept &= ~(apart.equal | apart.others);
         if (!tile.kept) continue;
       }
