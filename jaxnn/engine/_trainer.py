@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -291,9 +290,9 @@ class Trainer:
 
 
 def evaluations_since_best(values: Sequence[float], *, higher_is_better: bool) -> int:
-    """The number of ``values``, oldest first, after the first best finite one (Prechelt 1998)."""
+    """The number of ``values``, oldest first, after the first best one (Prechelt 1998, "Early stopping"), never NaN."""
     sign = -1.0 if higher_is_better else 1.0
-    ranked = [(sign * value, index) for index, value in enumerate(values) if math.isfinite(value)]
+    ranked = [(sign * value, index) for index, value in enumerate(values) if value == value]
     return len(values) - 1 - min(ranked)[1] if ranked else len(values)
 
 

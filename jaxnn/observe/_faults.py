@@ -1,9 +1,10 @@
 """Known faults of the compiler that change numbers, and the way round them."""
 
+import functools
+import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jaxlib
 from jax.extend import core
 
 
@@ -24,8 +25,13 @@ def known_faults(platform: str, version: str | None = None) -> list[Fault]:
     >>> len(jn.observe.known_faults("cpu", "0.12.0.1")), jn.observe.known_faults("gpu", "0.12.0.1")
     (1, [])
     """
-    version = version or jaxlib.__version__  # the metadata would be read for each program
+    version = version or _jaxlib_version()
     return [fault for fault in _FAULTS if fault.platform == platform and version in fault.versions]
+
+
+@functools.cache
+def _jaxlib_version() -> str:
+    return importlib.metadata.version("jaxlib")
 
 
 def options_around_faults(jaxpr: Any, platform: str) -> dict[str, Any]:

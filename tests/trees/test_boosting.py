@@ -210,6 +210,7 @@ def test_rounded_values_sum_within_the_bound(exponent, rows):
     assert np.abs(rounded).sum(dtype=np.float64) < 2.0**62
 
 
+@pytest.mark.slow
 def test_steps_of_an_exponential_loss_are_bounded_or_refused():
     inputs = np.random.default_rng(0).uniform(size=(500, 3))
     counts = np.where(inputs[:, 0] > 0.99, 700.0, 0.5)
