@@ -93,10 +93,10 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             parallel.set_resume_hint(f"resume with --resume {record.path}")
             if before is not None:
                 facts, session.resumed = restored_facts(trainer, before, facts)
-            # A run that is over is loaded, not run: its record stays as it is.
-            if session.log.unfinished:
+        # A run that is over is loaded, not run: its record stays as it is, unless a kill left it without its end.
+        if session.log.unfinished or (before is not None and before["status"] != session.log.status):
+            if options.record:
                 stack.enter_context(_described(session, facts))
-        if session.log.unfinished:
             stack.enter_context(observed(session, writers))
         yield session
 

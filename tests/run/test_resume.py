@@ -63,6 +63,15 @@ def test_finished_run_is_loaded_also_without_its_last_metrics(whole, tmp_path):
     assert run.summary.step == 20 and contents(whole.dir) == before
 
 
+def test_run_killed_after_its_last_step_is_completed(whole, tmp_path):
+    path = shutil.copytree(whole.dir, tmp_path / "run")
+    facts = tiny.read(path)
+    write_json(path / "run.json", facts | {"status": "running", "summary": None, "checkpoints": []})
+    tiny.fit(tiny.experiment(), resume=path)
+    assert tiny.read(path).items() >= {name: facts[name] for name in ("status", "checkpoints")}.items()
+    assert tiny.read(path)["summary"]["metrics"] == facts["summary"]["metrics"] and untimed(path) == untimed(whole.dir)
+
+
 def test_patience_saves_the_best_state_and_a_run_that_stopped_early_is_loaded(tmp_path):
     # The loss falls to the end; the accuracy stops rising before.
     experiment, options = tiny.experiment(num_steps=60), {"eval_every": 5, "patience": 2}
