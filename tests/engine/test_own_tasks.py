@@ -235,6 +235,7 @@ def experiment(task: jn.Task = MEASURED) -> Any:
     return tiny.experiment(data=splits, task=lambda config: task, num_steps=5)
 
 
+@pytest.mark.slow
 def test_metrics_of_all_outputs_and_of_other_splits_are_equal_however_a_run_is_distributed():
     run = tiny.fit(experiment(), monitor="correlation")
     for split, (inputs, targets) in {"test": tiny.points(23, 1), "shifted": SHIFTED}.items():

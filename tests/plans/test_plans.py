@@ -165,6 +165,7 @@ def test_operations_of_products_are_exact():
         assert sum(product_flops(jax.vmap(step), *members).values()) == pytest.approx(3 * 2 * forward)
 
 
+@pytest.mark.slow
 def test_plan_of_the_machine_at_hand_counts_state_and_products():
     experiment = tiny.experiment(batch_size=8)
     one = jn.plan(experiment, largest=True)

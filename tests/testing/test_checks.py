@@ -68,6 +68,7 @@ def test_the_check_of_what_a_task_does_wrong_fails(name):
         check_task(task, BATCH, optimizer=SGD, checks=(check,))
 
 
+@pytest.mark.slow
 def test_right_tasks_pass_every_check():
     every = (*jn.testing.TASK_CHECKS, "padded step")
     assert check_task(CLASSES, BATCH, checks=every) == dict.fromkeys(every, "passed")

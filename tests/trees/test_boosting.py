@@ -231,6 +231,7 @@ def test_a_tree_below_the_least_weight_predicts_nothing():
     assert np.abs(model.state_["trees"]["value"]).max() < 1e4
 
 
+@pytest.mark.slow
 def test_a_row_of_weight_zero_counts_for_nothing():
     inputs, targets = table()
     weights = np.ones(ROWS)
