@@ -97,10 +97,10 @@ def open_trainer(
     if options.monitor not in known and options.monitor.partition("/")[0] not in named_probes(options.probes):
         where = f"no metric of this task on the monitored split, {splits.eval_split or 'train'}"
         raise ConfigError(f"monitor is {options.monitor!r}, {where}: {suggest(options.monitor, known)}.")
-    if options.monitor_mode == "auto":
-        check_direction(options.monitor, direction_of(options.monitor, programs.task.directions), "monitor_mode")
     plan, numbers = make_plan(options, config.num_steps), None if members is None else members.numbers
     trainer = Trainer(options, splits, programs, plan, logs, clock, numbers)
+    if options.monitor_mode == "auto":
+        check_direction(trainer.monitored, direction_of(trainer.monitored, programs.task.directions), "monitor_mode")
     if process_count() > 1:
         # Fails in each if some process computes something else, or on other data.
         named = {text: str(trainer.fingerprint[part])[:8] for part, text in {**PARTS, "data": "the data"}.items()}

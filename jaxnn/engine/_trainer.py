@@ -98,7 +98,7 @@ class Trainer:
     def higher_is_better(self) -> bool:
         """Whether more of the monitored metric is better: by the option, or as its task states."""
         mode, stated = self.options.monitor_mode, self.programs.task.directions
-        return (direction_of(self.options.monitor, stated) if mode == "auto" else mode) == "max"
+        return (direction_of(self.monitored, stated) if mode == "auto" else mode) == "max"
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, str | None]:

@@ -105,7 +105,7 @@ class Checkpoints:
             # All but the newest and, among those with a metric, the best; each is renamed before it is deleted.
             scores = {step: self._score(step) for step in disk.steps_in(self.folder)}
             measured = [step for step in scores if scores[step] > -math.inf]
-            best = sorted(measured, key=lambda step: (scores[step], step), reverse=True)[: self.keep_best]
+            best = sorted(measured, key=lambda step: (-scores[step], step))[: self.keep_best]
             for old in scores.keys() - {*sorted(scores, reverse=True)[: self.keep_last], *best}:
                 removed = (self.folder / str(old)).rename(self.folder / f"{old}{REMOVED}")
                 shutil.rmtree(removed, ignore_errors=True)
@@ -146,8 +146,10 @@ class Checkpoints:
         return broadcast_from_primary(lambda: disk.steps_in(self.folder))
 
     def best(self) -> int | None:
-        """The step with the best monitored metric; among equal or unmeasured ones, the newest."""
-        return max(self.steps(), key=lambda step: (self._score(step), step), default=None)
+        """The step with the best monitored metric, the first of equal ones as for patience; the newest if none has it."""
+        scores = {step: self._score(step) for step in self.steps()}
+        measured = {step: score for step, score in scores.items() if score > -math.inf}
+        return max(measured, key=measured.__getitem__) if measured else max(scores, default=None)
 
     def restore_newest[State: tuple[Any, ...]](self, like: State) -> Restored[State] | None:
         """The newest undamaged state, placed like ``like``; None if none was saved, RecordError if all are damaged."""
@@ -187,12 +189,12 @@ class Checkpoints:
         return f"the checkpoint of step {step} is damaged, {what}, and was moved to {broadcast_from_primary(move)}"
 
     def _score(self, step: int) -> float:
-        """The monitored metric, negated if lower is better; -inf if it was not measured."""
+        """The monitored metric, negated if lower is better; -inf if it was not measured, or is NaN."""
         try:
             value = float(disk.read_about(self.folder / str(step))["metrics"][self.monitor])
         except (OSError, ValueError, TypeError, KeyError):
             return -math.inf
-        return value if self.higher_is_better else -value
+        return -math.inf if math.isnan(value) else value if self.higher_is_better else -value
 
 
 def load_checkpoint(path: Path | str, like: PyTree | None = None) -> PyTree:

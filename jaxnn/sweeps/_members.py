@@ -25,7 +25,7 @@ COMPLETE = ("finished", "stopped early")
 TOLERANCE = 1e-5
 ENOUGH_EQUAL = 6  # equal values are evidence from so many on
 ROUNDING = 1e-6  # deviations below this share of the values are rounding
-MOST_DECIMALS = 6  # numbers that would need more are printed with four digits
+MOST_DECIMALS = 6  # numbers that would need more are printed with significant digits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,9 +161,12 @@ class Spread:
             return show(self.mean) if self.n else "–"
         # The deviation's two digits determine the decimals of all.
         decimals = max(0, 1 - math.floor(math.log10(self.deviation))) if self.deviation else MOST_DECIMALS + 1
-        form = ".4g" if decimals > MOST_DECIMALS else f".{decimals}f"
-        mean, deviation, low, high = (f"{x:{form}}" for x in (self.mean, self.deviation, self.low, self.high))
-        return f"{mean} ± {deviation}" + ("" if math.isnan(self.low) else f" ({low} to {high})")
+        form = narrow = f".{decimals}f"
+        if decimals > MOST_DECIMALS:
+            larger = abs(self.mean) / self.deviation if self.deviation else 1.0
+            form, narrow = f".{max(4, 2 + math.ceil(math.log10(max(larger, 1.0))))}g", ".4g"
+        ends = "" if math.isnan(self.low) else f" ({self.low:{form}} to {self.high:{form}})"
+        return f"{self.mean:{form}} ± {self.deviation:{narrow}}{ends}"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -73,7 +73,8 @@ class Sweep:
         """Whether less or more of ``metric`` is better: by the sweep's options if it is monitored; None: not known."""
         if metric == self.monitor:
             return "max" if self.higher_is_better else "min"
-        return direction_of(metric, self.directions)
+        # Its first word is a split, also one of `others`, whose names have no underscore.
+        return self.directions.get(metric) or direction_of(metric.partition("_")[2], self.directions)
 
     def metric_names(self) -> tuple[str, ...]:
         """The metrics that any member has, the monitored one first."""

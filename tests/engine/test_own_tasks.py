@@ -262,11 +262,14 @@ def test_a_part_is_evaluated_in_training_and_all_afterwards():
 
 def test_a_direction_that_is_not_known_is_asked_for(tmp_path):
     gaining = TASK._replace(metrics={"gain": lambda targets, outputs: -float(np.abs(outputs).mean())})
-    with pytest.raises(jn.ConfigError, match="whether less or more of 'gain' is better is not known: set monitor_mode"):
+    with pytest.raises(
+        jn.ConfigError, match="whether less or more of 'test_gain' is better is not known: set monitor_mode"
+    ):
         tiny.fit(experiment(gaining), monitor="gain")
-    run = tiny.fit(experiment(gaining._replace(directions={"gain": "max"})), tmp_path / "run", monitor="gain")
-    opened = jn.open_run(tmp_path / "run")
-    assert run.higher_is_better and opened.higher_is_better and opened.directions == {"gain": "max"}
+    for name in ("gain", "test_gain"):
+        run = tiny.fit(experiment(gaining._replace(directions={name: "max"})), tmp_path / name, monitor="gain")
+        opened = jn.open_run(tmp_path / name)
+        assert run.higher_is_better and opened.higher_is_better and opened.directions == {name: "max"}
     points = jn.grid(learning_rate=[0.1, 1.0])
     swept = jn.sweep(experiment(gaining), points, run_dir=tmp_path / "sweep", **tiny.MEMBERS)
     low, high = sorted(swept.members, key=lambda member: member.final["test_gain"])
@@ -278,7 +281,9 @@ def test_a_direction_that_is_not_known_is_asked_for(tmp_path):
         swept.best("test_gain", "up")  # type: ignore[arg-type]
     assert [row[0] for row in swept.table("test_gain").rows] == ["0", "1"] and swept.plot("test_gain")
     stated = jn.sweep(experiment(gaining._replace(directions={"gain": "min"})), points, record=False, **tiny.MEMBERS)
-    assert stated.best("test_gain").index == low.index
+    assert stated.best("test_gain").index == stated.best("shifted_gain").index == low.index
+    least = min(stated.members, key=lambda member: member.final["shifted_loss"])
+    assert stated.best("shifted_loss") == least and stated.group().best("shifted_loss").members == (least.index,)
 
 
 def test_metrics_that_fail_are_named_and_those_of_infinite_outputs_are_nan():

@@ -189,6 +189,7 @@ LOSSES, FEW = [5.0, 1.0, 3.0, 2.0, 4.0], [None, 2.0, math.nan, None]
         (FEW, {"keep_last": 1}, [2, 4], 2),
         (FEW, {"keep_last": 1, "higher_is_better": True}, [2, 4], 2),
         ([None, None, None], {"keep_last": 1, "keep_best": 1}, [3], 3),
+        ([2.0, 1.0, 1.0, 3.0], {"keep_last": 1}, [2, 4], 2),  # the first of equal ones, as for patience
     ],
 )
 def test_last_and_best_are_kept_and_unmeasured_ones_are_never_best(tmp_path, losses, options, steps, best):

@@ -286,6 +286,8 @@ def test_groups_are_shown_with_the_decimals_of_their_deviation(grid, tmp_path):
     assert note == "mean ± standard deviation (95 % interval of the mean, by Student's t)"
     smallest = swept.sweep(tmp_path / "s", {(0,): 1e-7, (1,): 3e-7}, "seed")
     assert "2e-07 ± 1.414e-07 (-1.071e-06 to 1.471e-06)" in repr(smallest.group())
+    close = swept.sweep(tmp_path / "c", {(0,): 1.0, (1,): 1.00001}, "seed")
+    assert "1.000005 ± 7.071e-06 (0.99994147 to 1.0000685)" in repr(close.group())
     equal = swept.sweep(tmp_path / "t", {(0,): 100.0, (1,): 100.0}, "seed")
     assert "  100 ± 0  " in repr(equal.group()), "two equal values are no evidence"
     empty = open_sweep(swept.write(tmp_path / "e", [], status="running"))
