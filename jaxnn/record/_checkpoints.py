@@ -146,7 +146,7 @@ class Checkpoints:
         return broadcast_from_primary(lambda: disk.steps_in(self.folder))
 
     def best(self) -> int | None:
-        """The step with the best monitored metric, the first of equal ones as for patience; the newest if none has it."""
+        """The step with the best monitored metric, the first of equal ones as for patience; else the newest."""
         scores = {step: self._score(step) for step in self.steps()}
         measured = {step: score for step, score in scores.items() if score > -math.inf}
         return max(measured, key=measured.__getitem__) if measured else max(scores, default=None)
