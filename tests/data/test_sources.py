@@ -309,3 +309,6 @@ def test_bins_of_a_table_are_those_of_its_columns():
     np.testing.assert_array_equal(binned, splits.test.examples.inputs)
     jobs: Any = jn.data.binned(jn.data.table(COLUMNS, drop=["age", "code", "member"], target="kind"))
     assert jobs.train.examples.inputs.tolist() == [[0], [1], [255], [0]]
+    rows = np.array([[1.0], [2.0], [4.0], [8.0]])
+    far: Any = jn.data.binned(jn.data.arrays((rows, [0, 1, 1, 0]), others={"far": (rows + 1, [1, 1, 1, 1])})).others
+    assert far["far"].examples.inputs.tolist() == [[1], [1], [2], [3]]

@@ -206,9 +206,11 @@ def binned(
     bins = learn_bins(parts["train"][0], max_bins=max_bins, categorical=categorical)
     padding = -len(parts["train"][1]) % check_int("binned: multiple_of", multiple_of)
     pairs: Any = {split: _binned_split(split, bins, padding, *part) for split, part in parts.items()}
-    splits: Any = arrays(**pairs, name=name, class_names=classes)
+    others = {split: pairs.pop(split) for split in (train.others if isinstance(train, Splits) else ())}
+    splits: Any = arrays(**pairs, name=name, class_names=classes, others=others)
     tables = {part: BinnedSource(one.examples, bins=bins, columns=columns) for part, one in splits.named().items()}
-    return splits._replace(**tables)  # type: ignore[no-any-return]
+    rest = {split: tables.pop(split) for split in others}
+    return splits._replace(**tables, others=rest)  # type: ignore[no-any-return]
 
 
 def _binned_split(split: str, bins: Bins, padding: int, inputs: Any, targets: Any, queries: Any = None) -> Any:
