@@ -56,9 +56,9 @@ def is_sequential() -> bool:
     return choose("histogram", None, {}) == "by_column"
 
 
-def real(sums: Array, unit: Array) -> Array:
-    """Sums ``[..., 2]`` of `fixed_point` as float32, rounded once: the units are powers of two."""
-    return sums.astype(jnp.float32) * jnp.reshape(unit, (1,) * (sums.ndim - 1) + (2,))
+def real(sums: Array, unit: Array, dtype: Any = jnp.float32) -> Array:
+    """Sums ``[..., 2]`` of `fixed_point` as floats, rounded once: the units are powers of two."""
+    return sums.astype(dtype) * jnp.reshape(unit, (1,) * (sums.ndim - 1) + (2,))
 
 
 def leaf_value(sums: Array, bounds: Array, growth: Growth) -> Array:
@@ -95,6 +95,11 @@ def _score(sums: Array, value: Array, growth: Growth) -> Array:
     return -raised
 
 
+def _first_largest(values: Array) -> Array:
+    """The place of the first largest of ``values [rows, n]``, float64: JAX lowers its argmax for float32."""
+    return jax.lax.argmax((values == values.max(axis=1, keepdims=True)).astype(jnp.int32), 1, jnp.int32)
+
+
 def best_splits(histogram: Array, total: Array, unit: Array, bounds: Array, columns: Array, growth: Growth) -> Split:
     """The best split of each node: ``histogram [nodes, columns, bins, 2]``, ``total [nodes, 2]``, int64.
 
@@ -108,15 +113,18 @@ def best_splits(histogram: Array, total: Array, unit: Array, bounds: Array, colu
     if growth.categorical:
         which, most = np.array(growth.categorical), min(growth.num_categories, num_values)
         part = values[:, which, :most]
-        gradient, hessian = jnp.moveaxis(real(part, unit), -1, 0)
+        gradient, hessian = jnp.moveaxis(real(part, unit, jnp.float64), -1, 0)
         mean = gradient / (hessian + 10.0)  # smoothed by ten rows, as LightGBM does
         order = jnp.argsort(jnp.where(hessian > 0, mean, jnp.inf), axis=-1)  # those without rows last
         values = values.at[:, which, :most].set(jnp.take_along_axis(part, order[..., None], axis=2))
         rank = rank.at[:, which, :most].set(jnp.argsort(order, axis=-1).astype(jnp.int32))
 
     def sides(left: Array, total: Array, bounds: Array) -> Any:
-        """Values and scores of both children, and the smaller of their sums of Hessians."""
-        both = (real(left, unit), real(total - left, unit))
+        """Values and scores of both children, and the smaller of their sums of Hessians.
+
+        In float64: a gain is the difference of scores, and may be much smaller.
+        """
+        both = (real(left, unit, jnp.float64), real(total - left, unit, jnp.float64))
         made = [leaf_value(each, bounds, growth) for each in both]
         scores = [_score(each, value, growth) for each, value in zip(both, made, strict=True)]
         return made, scores, jnp.minimum(*(each[..., 1] for each in both))
@@ -140,24 +148,24 @@ def best_splits(histogram: Array, total: Array, unit: Array, bounds: Array, colu
 
     by_value = jnp.moveaxis(values, 2, 0)
     if is_sequential():  # nothing of the size of the histogram is stored
-        none = jnp.full((num_nodes, num_columns), -jnp.inf, jnp.float32)
+        none = jnp.full((num_nodes, num_columns), -jnp.inf, jnp.float64)
         (_, best), _ = jax.lax.scan(next_bin, (jnp.zeros_like(missing), none), by_value)
     else:
         best = jax.vmap(gain_here)(jnp.cumsum(by_value, axis=0)).max(axis=0)
     # Where the best column is split, and with or without its missing values on the left.
-    node, column = jnp.arange(num_nodes), jax.lax.argmax(best, 1, jnp.int32)
+    node, column = jnp.arange(num_nodes), _first_largest(best)
     sums, absent = jnp.cumsum(values[node, column], axis=1), missing[node, column]
     left = jnp.stack([sums, sums + absent[:, None]], axis=2).reshape(num_nodes, -1, 2)
     gains = gain_of(left, columns[column][:, None], ways[column][:, None])
-    at = jax.lax.argmax(gains, 1, jnp.int32)
+    at = _first_largest(gains)
     last, with_missing, left = at >> 1, at & 1 == 1, left[node, at]
     (left_value, right_value), *_ = sides(left, total, bounds)
-    before = real(total, unit)
-    gain = gains[node, at] - _score(before, leaf_value(before, bounds, growth), growth)
+    before = real(total, unit, jnp.float64)
+    gain = (gains[node, at] - _score(before, leaf_value(before, bounds, growth), growth)).astype(jnp.float32)
     # Without missing values in training, they go with most rows.
     missing_left = jnp.where(absent[:, 1] == 0, left[:, 1] >= total[:, 1] - left[:, 1], with_missing)
     left_side = jnp.pad(rank[node, column] <= last[:, None], ((0, 0), (0, 32 * WORDS - num_bins)))
     left_side = jnp.concatenate([left_side, missing_left[:, None]], axis=1)
     bits = left_side.reshape(-1, WORDS, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)[None, None]
     words = bits.sum(axis=2, dtype=jnp.uint32)
-    return Split(gain, column, words, left, (left_value + right_value) / 2)
+    return Split(gain, column, words, left, ((left_value + right_value) / 2).astype(jnp.float32))

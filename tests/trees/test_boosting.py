@@ -186,6 +186,26 @@ def test_a_leaf_is_the_mean_of_its_rows_beside_an_outlier(portable):
     np.testing.assert_allclose(model.predict(np.arange(6)[:, None]), means, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("portable", [False, True])
+def test_gains_are_right_at_any_scale_and_beside_a_large_difference(portable):
+    step, wave = np.arange(1000) % 2, np.sin(np.arange(1000) // 2 % 10)
+    inputs = np.stack([step, wave], 1)
+    settings: dict[str, Any] = {"num_trees": 1, "max_depth": 2, "l2": 0.0, "min_child_weight": 0.0}
+    # Within a child the best split of the wave lowers half the sum of squares of its 500 rows.
+    levels = np.unique(wave)
+    sides = ((wave[step == 0] <= level) for level in levels[:-1])
+    gain = max(250 * left.mean() * (1 - left.mean()) * np.ptp(means(wave[step == 0], left)) ** 2 for left in sides)
+    model = trees.GradientBoostingRegressor(**settings)
+    with jn.nn.portable() if portable else contextlib.nullcontext():
+        for scale, weight, height in ((1.0, 1.0, 1e5), (1e8, 1e10, 1e3), (1e-8, 1e-11, 1e3)):
+            model.fit(inputs, scale * (height * step + wave), np.full(1000, weight))
+            np.testing.assert_allclose(model.state_["trees"]["gain"][0, 0, 1:3], gain * scale**2 * weight, rtol=1e-2)
+
+
+def means(values: np.ndarray, left: np.ndarray) -> list[float]:
+    return [values[left].mean(), values[~left].mean()]
+
+
 @pytest.mark.slow
 def test_sums_hold_millions_of_rows_and_small_parts():
     rows = 20_000_000

@@ -39,13 +39,15 @@ struct Settings {
   ffi::Span<const int64_t> categorical;
   float units[2], learning_rate, l1, l2, min_child_weight, min_gain, largest_step;
 
-  // The float32 nearest to a sum: units are powers of two.
-  float gradient(Sums sums) const { return sums[kGradient] * units[kGradient]; }
-  float hessian(Sums sums) const { return sums[kHessian] * units[kHessian]; }
+  // The number nearest to a sum: units are powers of two.
+  template <typename Real = float>
+  Real gradient(Sums sums) const { return Real(sums[int(kGradient)]) * units[kGradient]; }
+  template <typename Real = float>
+  Real hessian(Sums sums) const { return Real(sums[int(kHessian)]) * units[kHessian]; }
 };
 
 struct Split {
-  float gain = kNever;
+  double gain = kNever;  // of a node's best, as a float32
   int column = 0;
   int last = 0;  // the last bin on the left in the order of the column, of the first and those with rows
   bool with_missing = false;
@@ -82,17 +84,19 @@ struct Buffers {
   std::vector<Split> splits;
 };
 
-inline float shrunk(float gradient, float l1) { return gradient - std::min(std::max(gradient, -l1), l1); }
+template <typename Real>
+inline Real shrunk(Real gradient, Real l1) { return gradient - std::min(std::max(gradient, -l1), l1); }
 
-inline float curvature(float hessian, const Settings& s) { return std::max(hessian + s.l2, 1e-30f); }
+template <typename Real>
+inline Real curvature(Real hessian, const Settings& s) { return std::max(hessian + s.l2, Real(1e-30)); }
 
 // By how much the best leaf lowers the loss; plain: l1 is 0, and steps have no bound.
-template <bool kIsPlain = false>
-inline float score(float gradient, float hessian, const Settings& s) {
-  const float bend = curvature(hessian, s);
+template <bool kIsPlain = false, typename Real>
+inline Real score(Real gradient, Real hessian, const Settings& s) {
+  const Real bend = curvature(hessian, s);
   if (kIsPlain) return gradient * gradient / bend / 2;
-  const float size = shrunk(gradient, s.l1), limit = s.largest_step * bend;
-  const float share = std::abs(size) > limit ? limit / std::abs(size) : 1.0f;  // of the best step
+  const Real size = shrunk<Real>(gradient, s.l1), limit = s.largest_step * bend;
+  const Real share = std::abs(size) > limit ? limit / std::abs(size) : Real(1);  // of the best step
   return size * size * (share * (2 - share)) / bend / 2;
 }
 
@@ -106,6 +110,8 @@ inline float leaf_value(float gradient, float hessian, const Settings& s) {
 struct Sides {
   alignas(64) Sums lefts[kBins];
   alignas(64) float left[kBins][2], right[kBins][2];
+  alignas(64) float scores[kBins];
+  Sums missing;  // on the left
 };
 
 // Converts the candidates, with the missing values on their left; returns their number, a multiple of kLanes.
@@ -116,6 +122,7 @@ JAXNN_VECTORIZED int convert(Sides& sides, int count, Sums missing, Sums total, 
   const int padded = (count + kLanes - 1) / kLanes * kLanes;
   Ints more, all;
   Floats unit;
+  sides.missing = missing;
   for (int i = 0; i < 2 * kSums; ++i) more[i] = missing[i % 2], all[i] = total[i % 2], unit[i] = units[i % 2];
   for (int i = count; i < padded; ++i) sides.lefts[i] = -missing;  // no split
   for (int i = 0; i < padded; i += kSums) {
@@ -127,37 +134,55 @@ JAXNN_VECTORIZED int convert(Sides& sides, int count, Sums missing, Sums total, 
 }
 
 struct Best {
-  float gain;
+  double gain;
   int at;
 };
 
-// The largest gain, and the first of the candidates that have it; count is a multiple of kLanes.
+// Scores of the candidates in float32, of those that no rounding could allow -inf; returns a bound that the score of
+// the best candidate reaches. Scores are sums of positive terms, each of fewer than 16 roundings if l1, which is
+// subtracted, is 0. NaN reaches all bounds.
 template <bool kIsPlain>
-JAXNN_INLINE Best largest_gain_of(const Sides& sides, int count, const Settings& s) {
-  float gains[kLanes];
-  int first[kLanes];
-  for (int j = 0; j < kLanes; ++j) gains[j] = kNever, first[j] = 0;
+JAXNN_INLINE float score_all(Sides& sides, int count, const Settings& s) {
+  constexpr float kSmall = 0x1p-22f, kMargin = 0x1p-18f, kLeast = 1e-30f, kMost = 1e37f;
+  const float safe = s.min_child_weight * (1 + kSmall), loose = s.min_child_weight * (1 - kSmall);
+  float most[kLanes];
+  for (int j = 0; j < kLanes; ++j) most[j] = 0;
   for (int i = 0; i < count; i += kLanes) {
     for (int j = 0; j < kLanes; ++j) {
       const float left = sides.left[i + j][kHessian], right = sides.right[i + j][kHessian];
       const float least = std::min(left, right);
       const float both = score<kIsPlain>(sides.left[i + j][kGradient], left, s) +
                          score<kIsPlain>(sides.right[i + j][kGradient], right, s);
-      const bool better = (least > 0) & (least >= s.min_child_weight) & (both > gains[j]);
-      gains[j] = better ? both : gains[j];
-      first[j] = better ? i + j : first[j];
+      sides.scores[i + j] = (least > 0) & (least >= loose) ? both : kNever;
+      most[j] = (least > 0) & (least >= safe) & (both > most[j]) ? both : most[j];
     }
   }
-  Best best{kNever, 0};
-  for (int j = 0; j < kLanes; ++j)
-    if (gains[j] > best.gain || (gains[j] == best.gain && first[j] < best.at)) best = {gains[j], first[j]};
-  return best;
+  const float largest = *std::max_element(most, most + kLanes);
+  // Squares of float32 may overflow or underflow.
+  return s.l1 == 0 && largest > kLeast && largest < kMost ? largest * (1 - kMargin) : std::numeric_limits<float>::lowest();
 }
 
-JAXNN_VECTORIZED Best largest_gain(const Sides& sides, int count, const Settings& given) {
+JAXNN_VECTORIZED float score_all(Sides& sides, int count, const Settings& given) {
   const Settings s = given;
   const bool is_plain = s.l1 == 0 && s.largest_step == std::numeric_limits<float>::infinity();
-  return is_plain ? largest_gain_of<true>(sides, count, s) : largest_gain_of<false>(sides, count, s);
+  return is_plain ? score_all<true>(sides, count, s) : score_all<false>(sides, count, s);
+}
+
+// The largest gain, and the first of the candidates that have it; count is a multiple of kLanes. Gains are differences of
+// scores, and may be much smaller: those that may be the largest are computed in float64.
+Best largest_gain(Sides& sides, int count, Sums total, const Settings& s) {
+  const float bound = score_all(sides, count, s);
+  Best best{kNever, 0};
+  for (int i = 0; i < count; ++i) {
+    if (sides.scores[i] < bound) continue;
+    const Sums left = sides.lefts[i] + sides.missing, right = total - left;
+    const double least = std::min(s.hessian<double>(left), s.hessian<double>(right));
+    if (!(least > 0 && least >= s.min_child_weight)) continue;
+    const double gain = score(s.gradient<double>(left), s.hessian<double>(left), s) +
+                        score(s.gradient<double>(right), s.hessian<double>(right), s);
+    if (gain > best.gain) best = {gain, i};
+  }
+  return best;
 }
 
 // Bins in the order in which a split separates them: categories by their mean gradient.
@@ -166,10 +191,10 @@ void ordered_bins(const Sums* histogram, bool is_categorical, const Settings& s,
   std::iota(order, order + num_values, 0);
   if (!is_categorical) return;
   const int most = std::min<int64_t>(s.num_categories, num_values);
-  float mean[kBins];
+  double mean[kBins];
   for (int bin = 0; bin < most; ++bin) {
-    const float hessian = s.hessian(histogram[bin]);
-    mean[bin] = hessian > 0 ? s.gradient(histogram[bin]) / (hessian + 10.0f) : -kNever;
+    const double hessian = s.hessian<double>(histogram[bin]);
+    mean[bin] = hessian > 0 ? s.gradient<double>(histogram[bin]) / (hessian + 10) : -kNever;
   }
   std::stable_sort(order, order + most, [&](int a, int b) { return mean[a] < mean[b]; });
 }
@@ -198,11 +223,11 @@ Split best_split(const Sums* histogram, Sums total, bool is_categorical, const S
     for (int i = 0; i < num_values; ++i) ordered[i] = histogram[order[i]];
   }
   const int count = left_sums(is_categorical ? ordered : histogram, num_values, sides.lefts);
-  Best best = largest_gain(sides, convert(sides, count, Sums{}, total, s.units), s);
+  Best best = largest_gain(sides, convert(sides, count, Sums{}, total, s.units), total, s);
   Split found;
   const Sums missing = histogram[num_values];
   if (!is_zero(missing)) {
-    const Best with = largest_gain(sides, convert(sides, count, missing, total, s.units), s);
+    const Best with = largest_gain(sides, convert(sides, count, missing, total, s.units), total, s);
     found.with_missing = with.gain > best.gain || (with.gain == best.gain && with.at < best.at);
     if (found.with_missing) best = with;
   }
@@ -330,7 +355,7 @@ class Grower {
         if (m_.may_split[column] && split.gain > best.gain) (best = split).column = column;
       }
       const Sums sums = nodes_[node].sums;
-      best.gain -= score(s_.gradient(sums), s_.hessian(sums), s_);
+      best.gain = static_cast<float>(best.gain - score(s_.gradient<double>(sums), s_.hessian<double>(sums), s_));
     }
   }
 
