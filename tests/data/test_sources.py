@@ -293,9 +293,19 @@ def test_standardize_fills_in_and_marks_missing_numbers():
 
 
 def test_an_edge_lies_between_its_values_however_large_or_small_they_are():
-    for low, high in ((-1.7e308, 1.7e308), (1e308, 1.7e308), (5e-324, 1e-323), (-0.0, 5e-324)):
+    for low, high in ((-1.7e308, 1.7e308), (1e308, 1.7e308), (5e-324, 1e-323), (-0.0, 5e-324), (1, 1 + 2**-52)):
         (edge,) = jn.data.learn_bins(np.array([[low], [high]])).edges[0]
         assert low <= edge < high
+    adjacent = (1 + np.arange(50) * 2.0**-52)[:, None]
+    assert jn.data.learn_bins(adjacent, max_bins=50).apply(adjacent)[:, 0].tolist() == [*range(50)]
+
+
+@pytest.mark.parametrize("max_bins", [255, 8, 3])
+def test_a_frequent_value_has_a_bin_of_its_own(max_bins):
+    rows = np.concatenate([np.zeros(5000), np.linspace(1, 2, 5000), -np.linspace(1, 2, 2500)])[:, None]
+    counts = np.bincount(jn.data.learn_bins(rows, max_bins=max_bins).apply(rows)[:, 0])
+    others = np.delete(counts, counts.argmax())
+    assert counts.max() == 5000 and len(others) == max_bins - 1 and others.max() < 1.5 * 7500 / len(others)
 
 
 def test_bins_of_a_table_are_those_of_its_columns():
