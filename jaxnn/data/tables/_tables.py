@@ -154,6 +154,8 @@ def table(
         tables[split] = _read(given[split], split, absent, kinds, **file), {split: slice(None)}
     sources: dict[str, Any] = {}
     for where, (one, parts) in tables.items():
+        for name in columns.numbers:
+            check_resolution(f"the values of {where}: column {name!r}", one[name])
         inputs, targets = columns.encode(one, where), _targets(one[target], f"{where}: the target {target!r}", classes)
         for split, part in parts.items():
             examples = Examples({key: array[part] for key, array in inputs.items()}, targets[part])
@@ -171,7 +173,6 @@ def _determine(
     numbers, categories = [], {}
     for name, values in train.items():
         if values.dtype != object and not np.isnan(values).all():
-            check_resolution(f"the values of column {name!r}", values)
             numbers.append(name)
             continue
         categories[name] = found = distinct({*values.tolist()} - {""}) if values.dtype == object else ()
