@@ -100,6 +100,10 @@ TABLES = [
         {"test": {name: one * 9 for name, one in TEST.items()} | {"age": [0.0, *SECONDS[:8]]}},
         "float32 cannot tell the values of test: column 'age' apart: subtract their median",
     ),
+    *(
+        ({"kind": [sentinel, *rest], "missing": (1e20, -9.0, np.inf)}, r"the target 'kind' is missing in row 0 \(such")
+        for sentinel, rest in ((1e20, [2.5] * 3), (np.inf, [2.5] * 3), (-9, [1.0] * 3), ("-9", ["a", "b", "a"]))
+    ),
     ({"age": [1, 2]}, "train must have rows, as many in each column"),
     ({"age": np.zeros((4, 2))}, r"column 'age' must be numbers or texts \[rows\], not float64 \[4, 2\]"),
     ({"test": {**TEST, "age": ["old"]}}, "test: column 'age' is of numbers: .*'old'"),

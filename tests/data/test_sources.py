@@ -229,6 +229,23 @@ def test_categories_are_spelled_alike_in_every_file(tmp_path):
     assert splits.class_names == ("0.1", "0.2") and np.isnan(splits.train.examples.inputs["numbers"][0, 0])
 
 
+@pytest.mark.parametrize("kind", [dict, "frame", "file"])
+def test_numbers_that_mean_missing_are_missing_everywhere(kind, tmp_path):
+    numbers = {"x": [1e20, 2.5, 1e-5, -9, np.inf, 7.0], "whole": [-9, 1, 2, 3, 4, 5], "code": [-9, 1, 2, 1e20, 3, 2]}
+    given: Any = {**numbers, "text": ["-9", "09", "z", "-9.0", "z", "inf"], "y": ["u", "v"] * 3}
+    if kind is not dict:
+        frame = pytest.importorskip("pandas").DataFrame(given)
+        (tmp_path / "t.csv").write_text(frame.to_csv(index=False).replace("+", ""))  # 1e20
+        given = frame if kind == "frame" else tmp_path / "t.csv"
+    splits: Any = jn.data.table(given, target="y", categorical="code", missing=(1e20, 1e-5, -9.0, np.inf, 9))
+    columns, inputs = splits.train.columns, splits.train.examples.inputs
+    assert columns.categories == {"code": ("1", "2", "3"), "text": ("09", "z")}
+    np.testing.assert_array_equal(
+        inputs["numbers"].T, np.float32([[np.nan, 2.5, *[np.nan] * 3, 7], [np.nan, *range(1, 6)]])
+    )
+    assert inputs["categories"].T.tolist() == [[0, 1, 2, 0, 3, 2], [0, 1, 2, 0, 2, 0]]
+
+
 def test_names_of_a_file_are_its_own(tmp_path):
     pandas: Any = pytest.importorskip("pandas")
     frame, path = pandas.DataFrame({"a": range(4), " b ": [2, 1, 4, 3], "y": [0, 1, 1, 0]}), tmp_path / "t.csv"
