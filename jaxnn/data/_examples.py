@@ -149,7 +149,7 @@ def check_resolution(what: str, values: np.ndarray) -> None:
                     continue
                 lost = np.std(part - part.astype(np.float32))
                 if lost > 1e-3 * np.std(part) > 1e-17 * np.abs(part).max():
-                    raise DataError(f"float32 cannot tell {what} apart: subtract their median.")
+                    raise DataError(f"float32 cannot tell {what} apart: subtract their median, or scale them.")
 
 
 def check_alike(what: str, example: Examples, other: str, model: Examples) -> None:

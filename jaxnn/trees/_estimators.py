@@ -20,7 +20,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
-from jaxnn.data import BinnedSource, Bins, learn_bins
+from jaxnn.data import BinnedSource, Bins, check_resolution, learn_bins
 from jaxnn.record import jsonable, with_tuples, write_bytes
 from jaxnn.run import export_function, fit
 from jaxnn.trees._boosting import boosting, experiment, predict_scores, predictor, split_start
@@ -215,13 +215,12 @@ class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):
             raise DataError(f"the targets are texts, such as {str(targets[0])!r}: a regressor needs numbers.")
         weights = self._weights(inputs, sample_weight)
         counted = weights > 0
-        # float32 has room for the differences, wherever most targets are; it holds the center too.
-        center = np.float64(np.float32(np.median(targets[counted]))) if self.objective is None else 0.0
-        targets = np.where(counted, targets - center, 0.0)
-        deviation, known = np.std(targets[counted], dtype=np.float64), targets.astype(np.float32)
-        lost = np.std((targets - known.astype(np.float64))[counted]) > 1e-3 * deviation
-        if deviation > 0 and (lost or not 1e-12 < deviation < 1e12):
-            raise DataError(f"float32 cannot hold the targets, whose deviation is {deviation:.3g}: standardize them.")
+        with np.errstate(all="ignore"):  # what is too large for float32 is refused before training
+            # float32 has room for the differences, wherever most targets are; it holds the center too.
+            center = np.float64(np.float32(np.median(targets[counted]))) if self.objective is None else 0.0
+            targets = np.where(counted, targets - center, 0.0)
+            check_resolution("the targets", targets[counted])
+            known = targets.astype(np.float32)
         self._train(inputs, known, weights)
         self.state_ |= {"start": self.state_["start"] + center, "offset": np.float64(center)}
         return self

@@ -445,11 +445,13 @@ def fit_table(**settings: Any) -> Any:
     return trees.GradientBoostingRegressor(**settings).fit(*table())
 
 
-def fit_targets(objective: trees.Objective, targets: np.ndarray) -> jn.Run:
-    return tiny.fit(experiment(objective, jn.data.binned((table()[0], targets))))
+def fit_targets(objective: trees.Objective, targets: np.ndarray, **settings: Any) -> jn.Run:
+    return tiny.fit(experiment(objective, jn.data.binned((table(len(targets))[0], targets)), **settings))
 
 
 INPUTS, GRADES, _ = ranked()
+HUBER: Any = {"objective": trees.huber()}
+LATE = np.append(1.7e9 + np.arange(len(GRADES) - 1), 0.0)  # one is missing
 ERRORS: dict[type[jn.JaxnnError], dict[str, Callable[[], Any]]] = {
     jn.ConfigError: {
         "l2 must be a number >= 0": lambda: fit_table(l2=-1.0),
@@ -460,6 +462,9 @@ ERRORS: dict[type[jn.JaxnnError], dict[str, Callable[[], Any]]] = {
         "column of categorical must be an integer": lambda: fit_table(categorical=(True,)),
         "do not keep monotone": lambda: fit_table(objective=trees.absolute_error(), monotone=(1, 0, 0, 0)),
         "the objective is not for numbers": lambda: fit_table(objective=trees.cross_entropy(3)),
+        "three or more classes do not keep": lambda: fit_targets(trees.cross_entropy(3), GRADES, monotone=(1, 0)),
+        "huber: delta must be a number > 0 and <= 1e+38, not 0": lambda: trees.huber(0),
+        "huber: delta must be a number > 0 and <= 1e+38, not inf": lambda: trees.huber(np.inf),
         "num_trees must be an integer >= 1": lambda: fit_table(num_trees=0),
         f"batch_size={ROWS}": lambda: tiny.fit(experiment().replace(batch_size=32)),
         "strategy='data'": lambda: tiny.fit(experiment(), devices=4, strategy="pmap"),
@@ -473,6 +478,10 @@ ERRORS: dict[type[jn.JaxnnError], dict[str, Callable[[], Any]]] = {
         "the targets are texts, such as 'b': a regressor needs numbers": lambda: trees.GradientBoostingRegressor().fit(
             table()[0], ["b", "a"] * (ROWS // 2)
         ),
+        "cannot tell the targets apart": lambda: trees.GradientBoostingRegressor(**HUBER).fit(INPUTS, LATE),
+        "targets, whose deviation is 2.77e-19": lambda: fit_targets(trees.squared_error(), np.arange(ROWS) * 1e-20),
+        "targets, whose deviation is nan": lambda: trees.GradientBoostingRegressor().fit(INPUTS, LATE * 1e200),
+        "float32, but classification needs": lambda: fit_targets(trees.cross_entropy(3), np.arange(ROWS) % 3 * 1.0),
         "labels must be 0 to 1": lambda: fit_targets(trees.cross_entropy(2), np.arange(ROWS) % 2 + 1),
         "train: a target is -1, below 0": lambda: fit_targets(trees.poisson(), np.full(ROWS, -1.0)),
         "one target a row": lambda: fit_targets(trees.squared_error(), np.zeros((ROWS, 1))),
