@@ -23,7 +23,7 @@ from jaxnn.data._augmentation import (
     views,
     with_augmentation,
 )
-from jaxnn.data._examples import check_split_names, given_splits
+from jaxnn.data._examples import check_resolution, check_split_names, given_splits
 from jaxnn.data._files import data_dir, fetch
 from jaxnn.data._image_folder import cats_vs_dogs, image_folder, read_image
 from jaxnn.data._image_sets import cifar10, fashion_mnist, mnist, read_idx

@@ -130,7 +130,7 @@ class StreamSource(IndexedSource):
             others = np.unique(np.linspace(0, len(self.reader) - 1, _FEW).astype(int))[1:].tolist()
             few = [jax.tree.leaves(example) for example in (first, *map(self._given, others))]
             for (path, _), column in zip(places, zip(*few, strict=False), strict=False):
-                if len({np.shape(leaf) for leaf in column}) == 1:
+                if len({np.shape(leaf) for leaf in column}) == 1 and np.asarray(column).dtype.kind == "f":
                     name = f"the values of {self.split}{jax.tree_util.keystr(path)}"
                     _examples.check_resolution(name, np.asarray(column))
         return self._converted(0, first)

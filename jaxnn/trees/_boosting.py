@@ -85,7 +85,8 @@ def boosting(
         column_fraction: columns that a tree may use, 0…1, at least one.
         max_bins: that of `jaxnn.data.binned`; trees grow faster from fewer bins.
         categorical: columns whose bins are categories; `Bins.num_categories` has their numbers, which saves time.
-        monotone: for each column 1 if predictions must not fall with its value, -1 if they must not rise, else 0.
+        monotone: for each column 1 if predictions must not fall with its value, -1 if they must not rise, else 0; not
+            for three or more classes.
 
     >>> booster = lambda config: jn.trees.boosting(
     ...     jn.trees.cross_entropy(3), num_trees=config.num_steps, learning_rate=config.learning_rate, max_depth=4
@@ -115,6 +116,9 @@ def boosting(
         raise ConfigError("boosting: categories have no order that predictions could follow: their monotone must be 0.")
     if growth.monotone and objective.leaf_quantile is not None:
         raise ConfigError("boosting: quantiles in leaves do not keep monotone constraints: use another objective.")
+    if any(growth.monotone) and objective.num_classes is not None and objective.num_outputs > 1:
+        kept = "probabilities of three or more classes do not keep monotone constraints of their scores"
+        raise ConfigError(f"boosting: {kept}: leave monotone out, or use two classes.")
     return Boosting(_make_task(objective, growth, num_trees), _make_step(objective, growth, **sampling), num_trees)
 
 
@@ -125,6 +129,8 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
         bins, ((targets, _, weights), _) = _bins(batch.inputs), _rows(objective, batch)
         if bins.dtype != jnp.uint8 or jnp.ndim(targets) != 1:
             raise DataError("boosted trees need bins and one target a row: make the data by jn.data.binned.")
+        if objective.num_classes is not None and not jnp.issubdtype(targets.dtype, jnp.integer):
+            raise DataError(f"the targets are {targets.dtype}, but classification needs integer labels: convert them.")
         if growth.monotone and len(growth.monotone) != bins.shape[1]:
             raise ConfigError(f"monotone has {len(growth.monotone)} values, and the table {bins.shape[1]} columns.")
         start = jnp.zeros(outputs) if objective.start is None else objective.start(targets, weights)
@@ -163,6 +169,12 @@ def _check_data(objective: Objective, growth: Growth, params: Any, state: Any, b
     for split, source in splits.named().items():
         if not (least := np.min(_counted_targets(source))) >= objective.least_target:
             raise DataError(f"{split}: a target is {least:g}, below {objective.least_target:g}, the least.")
+    if objective.num_classes is None:
+        targets = _counted_targets(splits.train)
+        with np.errstate(all="ignore"):
+            varies, deviation = np.ptp(targets) != 0, np.std(targets, dtype=np.float64)
+        if varies and not 1e-12 < deviation < 1e12:
+            raise DataError(f"float32 cannot hold the targets, whose deviation is {deviation:.3g}: standardize them.")
     needed = 16 * growth.num_bins * _bins(batch.inputs).shape[1] * sum(num_histograms(growth))
     free = available_bytes(jax.local_devices()[0])
     if free is not None and needed > free:

@@ -20,7 +20,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
-from jaxnn.data import BinnedSource, Bins, learn_bins
+from jaxnn.data import BinnedSource, Bins, check_resolution, learn_bins
 from jaxnn.record import jsonable, with_tuples, write_bytes
 from jaxnn.run import export_function, fit
 from jaxnn.trees._boosting import boosting, experiment, predict_scores, predictor, split_start
@@ -66,6 +66,14 @@ class _GradientBoosting(BaseEstimator):
         tags.input_tags.allow_nan = True
         return tags
 
+    def _validated(self, inputs: Any, *targets: Any, **how: Any) -> Any:
+        """Returns inputs, and targets if given, checked by scikit-learn, which would take dates for numbers."""
+        of_frame = [dtype for dtype in np.ravel(getattr(inputs, "dtypes", ())) if hasattr(dtype, "kind")]
+        for dtype in of_frame or [np.asarray(inputs).dtype]:
+            if dtype.kind in "mM":
+                raise DataError(f"the inputs must be numbers, not {dtype}: give times as seconds since one of them.")
+        return validate_data(self, inputs, *targets, dtype=np.float64, ensure_all_finite="allow-nan", **how)
+
     def _weights(self, inputs: np.ndarray, sample_weight: Any) -> np.ndarray:
         """The weight of each row; one of weight 0 must count for nothing, neither in training nor in a check."""
         if sample_weight is None:
@@ -80,7 +88,7 @@ class _GradientBoosting(BaseEstimator):
         return weights
 
     def _train(self, inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Self:
-        objective, num_classes = self._objective(), len(getattr(self, "classes_", ()))
+        objective, num_classes = self._objective(self.objective), len(getattr(self, "classes_", ()))
         if not isinstance(objective, Objective):
             raise ConfigError(f"objective must be one as jn.trees.huber(), not {objective!r}.")
         if (objective.num_classes or 0) != num_classes:
@@ -115,14 +123,13 @@ class _GradientBoosting(BaseEstimator):
                 raise TrainingError(f"the loss is no longer finite: {_LIMIT}") from error
             if self.objective is not None:
                 _check_loss(booster.task, run.state, train)
-        self.own_objective_ = self.objective is not None
         self.state_ = jax.device_get({**run.state.params, **run.state.model_state})
         self.state_.pop("scores")  # of the training rows
         self.state_["start"] = self.state_["start"].astype(np.float64)
         if len(others):
             self.state_["num_trees"] = np.int32(1 + run.metrics["validation_loss"].argmin())
         # What predicts does not change with parameters that are set later.
-        self.fitted_ = {name: value for name, value in self.get_params().items() if name != "objective"}
+        self.fitted_ = self.get_params()
         return self
 
     def save(self, path: str | Path) -> None:
@@ -131,8 +138,13 @@ class _GradientBoosting(BaseEstimator):
         edges = {f"{column:05}": one for column, one in enumerate(self.bins_.edges)}
         arrays = flatten_dict({**self.state_, "edges": edges}, sep=".")  # type: ignore[no-untyped-call]
         if hasattr(self, "classes_"):
-            arrays["classes"] = np.array(self.classes_.tolist())  # not of dtype object
-        facts = {"class": type(self).__name__, "own_objective": self.own_objective_, "settings": jsonable(self.fitted_)}
+            is_object = self.classes_.dtype == object  # which needs pickle
+            arrays["classes"] = np.array(self.classes_.tolist()) if is_object else self.classes_
+        if hasattr(self, "feature_names_in_"):
+            arrays["names"] = np.array(self.feature_names_in_.tolist())
+        settings = dict(self.fitted_)
+        own = settings.pop("objective") is not None
+        facts = {"class": type(self).__name__, "own_objective": own, "settings": jsonable(settings)}
         file = io.BytesIO()
         np.savez(file, facts=np.array(json.dumps(facts)), **arrays)
         write_bytes(Path(path), file.getvalue())
@@ -151,13 +163,14 @@ class _GradientBoosting(BaseEstimator):
             given: Any = with_tuples(facts["settings"])
             model = cls(objective=objective, **given)
             edges = tuple(one for _, one in sorted(state.pop("edges").items()))
-            model.bins_, model.state_, model.fitted_ = Bins(edges, tuple(model.categorical)), state, given
+            model.bins_, model.state_ = Bins(edges, tuple(model.categorical)), state
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RecordError(f"{path} cannot be read ({error}): give a file of {cls.__name__}.save.") from error
-        model.n_features_in_ = len(edges)
+        model.fitted_, model.n_features_in_ = model.get_params(), len(edges)
+        if "names" in state:
+            model.feature_names_in_ = state.pop("names").astype(object)
         if "classes" in state:
             model.classes_ = state.pop("classes")
-        model.own_objective_ = facts["own_objective"]
         return model
 
     def export(self, path: str | Path, *, platforms: Sequence[str] | None = None) -> Path:
@@ -166,17 +179,18 @@ class _GradientBoosting(BaseEstimator):
         A classifier's are probabilities. Path, platforms and errors are as of `Run.export`.
         """
         check_is_fitted(self)
-        predict = predictor(self.bins_, self.state_, self._objective(), max_depth=self.fitted_["max_depth"])
+        objective = self._objective(self.fitted_["objective"])
+        predict = predictor(self.bins_, self.state_, objective, max_depth=self.fitted_["max_depth"])
         like = jax.ShapeDtypeStruct((1, self.n_features_in_), np.float32)
         return export_function(Path(path), predict, like, "symbolic", platforms)
 
     def _outputs(self, inputs: Any) -> np.ndarray:
         check_is_fitted(self)
-        values = validate_data(self, inputs, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
+        values = self._validated(inputs, reset=False)
         trees, far = split_start(self.state_)
         with jax.enable_x64(False):
             near = np.asarray(_predict(trees, self.bins_.apply(values), self.fitted_["max_depth"]), np.float64)
-            return np.asarray(self._objective().outputs(near + far))
+            return np.asarray(self._objective(self.fitted_["objective"]).outputs(near + far))
 
 
 _LIMIT = "lower learning_rate, or limit Newton's steps by objective._replace(largest_step=0.7)."
@@ -210,24 +224,23 @@ class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Trains on inputs ``X [rows, columns]``, NaN for missing values, and targets ``y [rows]``."""
-        inputs, targets = validate_data(self, X, y, dtype=np.float64, ensure_all_finite="allow-nan", y_numeric=True)
+        inputs, targets = self._validated(X, y, y_numeric=True)
         if targets.dtype.kind not in "iufb":
             raise DataError(f"the targets are texts, such as {str(targets[0])!r}: a regressor needs numbers.")
         weights = self._weights(inputs, sample_weight)
         counted = weights > 0
-        # float32 has room for the differences, wherever most targets are; it holds the center too.
-        center = np.float64(np.float32(np.median(targets[counted]))) if self.objective is None else 0.0
-        targets = np.where(counted, targets - center, 0.0)
-        deviation, known = np.std(targets[counted], dtype=np.float64), targets.astype(np.float32)
-        lost = np.std((targets - known.astype(np.float64))[counted]) > 1e-3 * deviation
-        if deviation > 0 and (lost or not 1e-12 < deviation < 1e12):
-            raise DataError(f"float32 cannot hold the targets, whose deviation is {deviation:.3g}: standardize them.")
+        with np.errstate(all="ignore"):  # what is too large for float32 is refused before training
+            # float32 has room for the differences, wherever most targets are; it holds the center too.
+            center = np.float64(np.float32(np.median(targets[counted]))) if self.objective is None else 0.0
+            targets = np.where(counted, targets - center, 0.0)
+            check_resolution("the targets", targets[counted])
+            known = targets.astype(np.float32)
         self._train(inputs, known, weights)
         self.state_ |= {"start": self.state_["start"] + center, "offset": np.float64(center)}
         return self
 
-    def _objective(self) -> Objective:
-        return self.objective or squared_error()
+    def _objective(self, given: Objective | None) -> Objective:
+        return given or squared_error()
 
     def predict(self, inputs: Any) -> np.ndarray:
         """Returns the predictions ``[rows]``."""
@@ -247,7 +260,7 @@ class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Trains on inputs ``X [rows, columns]``, NaN for missing values, and labels ``y [rows]`` of any kind."""
-        inputs, targets = validate_data(self, X, y, dtype=np.float64, ensure_all_finite="allow-nan")
+        inputs, targets = self._validated(X, y)
         check_classification_targets(targets)
         weights = self._weights(inputs, sample_weight)
         self.classes_ = np.unique(targets[weights > 0])
@@ -257,8 +270,8 @@ class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):
         labels = np.searchsorted(self.classes_, targets)  # of rows that do not count too, where they mean nothing
         return self._train(inputs, labels.astype(np.int32), weights)
 
-    def _objective(self) -> Objective:
-        return self.objective or cross_entropy(len(self.classes_))
+    def _objective(self, given: Objective | None) -> Objective:
+        return given or cross_entropy(len(self.classes_))
 
     def predict_proba(self, inputs: Any) -> np.ndarray:
         """Returns the probability of each of ``classes_``: ``[rows, classes]``."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.scipy.special import logit
 
+from jaxnn.optim import check_range
 from jaxnn.trees._growth import fixed_point, fixed_sum, traced_once
 from jaxnn.types import Array, ConfigError, check_int
 
@@ -144,11 +145,12 @@ def quantile_error(quantile: float) -> Objective:
 
 
 def huber(delta: float = 1.0) -> Objective:
-    """Huber's loss: the squared error up to ``delta``, the absolute error beyond (Huber 1964).
+    """Huber's loss: the squared error up to ``delta``, the absolute error beyond (Huber 1964); ConfigError unless > 0.
 
     >>> float(jn.trees.huber(1.0).loss(3.0, 1.0))
     1.5
     """
+    check_range("huber", "delta", delta, 1e38, positive=True)  # times 0, more than float32 holds would be NaN
     absolute = absolute_error()  # with Hessians of 1: those of the loss are 0 for large errors, which may fill a leaf
     return absolute._replace(
         loss=lambda score, target: optax.huber_loss(score, target, delta=delta), leaf_quantile=None

@@ -60,6 +60,7 @@ ARRAYS = [
         "float32 cannot tell the values of train inputs apart: subtract",
     ),
     ({"train": (GOOD[0].repeat(8, 0), SECONDS)}, "float32 cannot tell the values of train targets apart"),
+    ({"train": np.append(SECONDS, [0.0, np.pi * 1e9])}, "float32 cannot tell the values of train inputs apart"),
 ]
 READERS = [
     ({"train": {1, 2}}, "train must be a reader .* the set has no __getitem__: add random access"),
@@ -93,7 +94,16 @@ TABLES = [
     ({"age": [1.0, np.inf, 2, 3]}, "train: column 'age' is infinite, as float32, in row 1"),
     ({"age": ["1", "2", "3", "old"]}, "column 'age' has numbers, and texts such as 'old'"),
     ({"age": ["1,5", "2,5", "3,1", "x"]}, "column 'age' has numbers, and texts such as '1,5'"),
-    ({"age": 1.6e9 + np.arange(4.0)}, "float32 cannot tell the values of column 'age' apart"),
+    ({"age": 1.6e9 + np.arange(4.0)}, "float32 cannot tell the values of train: column 'age' apart"),
+    ({"age": np.int32([1_600_000_001, 1_600_000_003, 0, 0])}, "cannot tell the values of train: column 'age' apart"),
+    (
+        {"test": {name: one * 9 for name, one in TEST.items()} | {"age": [0.0, *SECONDS[:8]]}},
+        "float32 cannot tell the values of test: column 'age' apart: subtract their median",
+    ),
+    *(
+        ({"kind": [sentinel, *rest], "missing": (1e20, -9.0, np.inf)}, r"the target 'kind' is missing in row 0 \(such")
+        for sentinel, rest in ((1e20, [2.5] * 3), (np.inf, [2.5] * 3), (-9, [1.0] * 3), ("-9", ["a", "b", "a"]))
+    ),
     ({"age": [1, 2]}, "train must have rows, as many in each column"),
     ({"age": np.zeros((4, 2))}, r"column 'age' must be numbers or texts \[rows\], not float64 \[4, 2\]"),
     ({"test": {**TEST, "age": ["old"]}}, "test: column 'age' is of numbers: .*'old'"),

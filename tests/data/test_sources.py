@@ -229,6 +229,23 @@ def test_categories_are_spelled_alike_in_every_file(tmp_path):
     assert splits.class_names == ("0.1", "0.2") and np.isnan(splits.train.examples.inputs["numbers"][0, 0])
 
 
+@pytest.mark.parametrize("kind", [dict, "frame", "file"])
+def test_numbers_that_mean_missing_are_missing_everywhere(kind, tmp_path):
+    numbers = {"x": [1e20, 2.5, 1e-5, -9, np.inf, 7.0], "whole": [-9, 1, 2, 3, 4, 5], "code": [-9, 1, 2, 1e20, 3, 2]}
+    given: Any = {**numbers, "text": ["-9", "09", "z", "-9.0", "z", "inf"], "y": ["u", "v"] * 3}
+    if kind is not dict:
+        frame = pytest.importorskip("pandas").DataFrame(given)
+        (tmp_path / "t.csv").write_text(frame.to_csv(index=False).replace("+", ""))  # 1e20
+        given = frame if kind == "frame" else tmp_path / "t.csv"
+    splits: Any = jn.data.table(given, target="y", categorical="code", missing=(1e20, 1e-5, -9.0, np.inf, 9))
+    columns, inputs = splits.train.columns, splits.train.examples.inputs
+    assert columns.categories == {"code": ("1", "2", "3"), "text": ("09", "z")}
+    np.testing.assert_array_equal(
+        inputs["numbers"].T, np.float32([[np.nan, 2.5, *[np.nan] * 3, 7], [np.nan, *range(1, 6)]])
+    )
+    assert inputs["categories"].T.tolist() == [[0, 1, 2, 0, 3, 2], [0, 1, 2, 0, 2, 0]]
+
+
 def test_names_of_a_file_are_its_own(tmp_path):
     pandas: Any = pytest.importorskip("pandas")
     frame, path = pandas.DataFrame({"a": range(4), " b ": [2, 1, 4, 3], "y": [0, 1, 1, 0]}), tmp_path / "t.csv"
@@ -293,9 +310,19 @@ def test_standardize_fills_in_and_marks_missing_numbers():
 
 
 def test_an_edge_lies_between_its_values_however_large_or_small_they_are():
-    for low, high in ((-1.7e308, 1.7e308), (1e308, 1.7e308), (5e-324, 1e-323), (-0.0, 5e-324)):
+    for low, high in ((-1.7e308, 1.7e308), (1e308, 1.7e308), (5e-324, 1e-323), (-0.0, 5e-324), (1, 1 + 2**-52)):
         (edge,) = jn.data.learn_bins(np.array([[low], [high]])).edges[0]
         assert low <= edge < high
+    adjacent = (1 + np.arange(50) * 2.0**-52)[:, None]
+    assert jn.data.learn_bins(adjacent, max_bins=50).apply(adjacent)[:, 0].tolist() == [*range(50)]
+
+
+@pytest.mark.parametrize("max_bins", [255, 8, 3])
+def test_a_frequent_value_has_a_bin_of_its_own(max_bins):
+    rows = np.concatenate([np.zeros(5000), np.linspace(1, 2, 5000), -np.linspace(1, 2, 2500)])[:, None]
+    counts = np.bincount(jn.data.learn_bins(rows, max_bins=max_bins).apply(rows)[:, 0])
+    others = np.delete(counts, counts.argmax())
+    assert counts.max() == 5000 and len(others) == max_bins - 1 and others.max() < 1.5 * 7500 / len(others)
 
 
 def test_bins_of_a_table_are_those_of_its_columns():

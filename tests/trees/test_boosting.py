@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import fractions
 import itertools
+import pickle
 import re
 from collections.abc import Callable
 from typing import Any
@@ -315,6 +316,30 @@ def test_a_fitted_model_keeps_its_depth_and_the_place_of_its_targets(regressor, 
     assert (found == labels).mean() > 0.8
 
 
+@pytest.mark.parametrize(("own", "other"), [(None, trees.poisson()), (trees.poisson(), None)])
+def test_a_fitted_model_keeps_its_objective_and_names(own, other, tmp_path):
+    frame = pytest.importorskip("pandas").DataFrame(table()[0], columns=[*"abcd"])
+    model = trees.GradientBoostingRegressor(objective=own, num_trees=2).fit(frame, np.abs(table()[1]))
+    found = model.predict(frame)
+    models = [model] if own else [model, pickle.loads(pickle.dumps(model))]  # objectives have lambdas
+    model.set_params(objective=other).save(tmp_path / "model")
+    for one in (*models, trees.GradientBoostingRegressor.load(tmp_path / "model", own)):
+        np.testing.assert_array_equal(one.set_params(objective=other).predict(frame), found)
+        content = one.export(tmp_path / "model.stablehlo").read_bytes()
+        exported = jax.export.deserialize(bytearray(content)).call(np.float32(frame))
+        np.testing.assert_allclose(exported, found, rtol=1e-6)
+        with pytest.raises(ValueError, match="feature names should match"):
+            one.predict(frame[[*"dcba"]])
+
+
+@pytest.mark.parametrize("classes", [np.array([3, 2**62 + 1]).astype(kind) for kind in ("M8[ns]", "M8[D]", "u8")])
+def test_a_saved_classifier_has_its_classes(classes, tmp_path):
+    model = trees.GradientBoostingClassifier(num_trees=2, max_depth=2).fit(INPUTS, classes[GRADES.clip(0, 1)])
+    model.save(tmp_path / "model")
+    found = trees.GradientBoostingClassifier.load(tmp_path / "model").predict(INPUTS)
+    assert found.dtype == classes.dtype and (found == model.predict(INPUTS)).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", [trees.huber(0.5), trees.poisson()])
 def test_objectives_lower_their_loss(objective):
@@ -465,11 +490,13 @@ def fit_table(**settings: Any) -> Any:
     return trees.GradientBoostingRegressor(**settings).fit(*table())
 
 
-def fit_targets(objective: trees.Objective, targets: np.ndarray) -> jn.Run:
-    return tiny.fit(experiment(objective, jn.data.binned((table()[0], targets))))
+def fit_targets(objective: trees.Objective, targets: np.ndarray, **settings: Any) -> jn.Run:
+    return tiny.fit(experiment(objective, jn.data.binned((table(len(targets))[0], targets)), **settings))
 
 
 INPUTS, GRADES, _ = ranked()
+HUBER: Any = {"objective": trees.huber()}
+TIMES, LATE = GRADES[:, None].astype("M8[s]"), np.append(1.7e9 + np.arange(len(GRADES) - 1), 0.0)  # one is missing
 ERRORS: dict[type[jn.JaxnnError], dict[str, Callable[[], Any]]] = {
     jn.ConfigError: {
         "l2 must be a number >= 0": lambda: fit_table(l2=-1.0),
@@ -480,6 +507,9 @@ ERRORS: dict[type[jn.JaxnnError], dict[str, Callable[[], Any]]] = {
         "column of categorical must be an integer": lambda: fit_table(categorical=(True,)),
         "do not keep monotone": lambda: fit_table(objective=trees.absolute_error(), monotone=(1, 0, 0, 0)),
         "the objective is not for numbers": lambda: fit_table(objective=trees.cross_entropy(3)),
+        "three or more classes do not keep": lambda: fit_targets(trees.cross_entropy(3), GRADES, monotone=(1, 0)),
+        "huber: delta must be a number > 0 and <= 1e+38, not 0": lambda: trees.huber(0),
+        "huber: delta must be a number > 0 and <= 1e+38, not inf": lambda: trees.huber(np.inf),
         "num_trees must be an integer >= 1": lambda: fit_table(num_trees=0),
         f"batch_size={ROWS}": lambda: tiny.fit(experiment().replace(batch_size=32)),
         "strategy='data'": lambda: tiny.fit(experiment(), devices=4, strategy="pmap"),
@@ -493,6 +523,11 @@ ERRORS: dict[type[jn.JaxnnError], dict[str, Callable[[], Any]]] = {
         "the targets are texts, such as 'b': a regressor needs numbers": lambda: trees.GradientBoostingRegressor().fit(
             table()[0], ["b", "a"] * (ROWS // 2)
         ),
+        "the inputs must be numbers, not datetime64[s]": lambda: trees.GradientBoostingRegressor().fit(TIMES, GRADES),
+        "cannot tell the targets apart": lambda: trees.GradientBoostingRegressor(**HUBER).fit(INPUTS, LATE),
+        "targets, whose deviation is 2.77e-19": lambda: fit_targets(trees.squared_error(), np.arange(ROWS) * 1e-20),
+        "targets, whose deviation is nan": lambda: trees.GradientBoostingRegressor().fit(INPUTS, LATE * 1e200),
+        "float32, but classification needs": lambda: fit_targets(trees.cross_entropy(3), np.arange(ROWS) % 3 * 1.0),
         "labels must be 0 to 1": lambda: fit_targets(trees.cross_entropy(2), np.arange(ROWS) % 2 + 1),
         "train: a target is -1, below 0": lambda: fit_targets(trees.poisson(), np.full(ROWS, -1.0)),
         "one target a row": lambda: fit_targets(trees.squared_error(), np.zeros((ROWS, 1))),

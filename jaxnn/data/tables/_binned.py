@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
@@ -63,9 +64,10 @@ def learn_bins(
 ) -> Bins:
     """Chooses the bins of each column of ``inputs [rows, columns]``, numbers with NaN for missing ones.
 
-    A column with at most ``max_bins`` distinct values gets a bin for each, others get bins of about as many rows, and
-    frequent values bins of their own, as in LightGBM. Of a ``categorical`` column, the ``max_bins`` most frequent
-    values are kept, and others count as missing.
+    A column with at most ``max_bins`` distinct values gets a bin for each. In others, a value of more rows than a bin
+    should have gets its own, the most frequent first while bins for the rows between them suffice, and bins of about as
+    many rows share the rest. Of a ``categorical`` column, the ``max_bins`` most frequent values are kept, and others
+    count as missing.
 
     Args:
         inputs: the training inputs.
@@ -99,20 +101,38 @@ def learn_bins(
             return np.sort(distinct[np.argsort(-counts, kind="stable")[:max_bins]])
         ends = np.arange(len(distinct) - 1)
         if len(distinct) > max_bins:
-            # A value of more rows than a bin should have gets a bin, and the others share what is left.
-            weights = counts.astype(float)
-            for _ in range(30):
-                if weights.max() <= (most := weights.sum() / max_bins):
-                    break
-                weights = np.minimum(weights, most)
-            middle = np.cumsum(weights) - weights / 2
-            ends = np.flatnonzero(np.diff((middle / weights.sum() * max_bins).astype(int)))
+            ends = _last_of_bins(counts, max_bins)
         low, high = distinct[ends], distinct[ends + 1]
         with np.errstate(over="ignore"):
             gap = high - low
-        return np.asarray(np.where(np.isfinite(gap), low + gap / 2, low / 2 + high / 2))
+        middle = np.where(np.isfinite(gap), low + gap / 2, low / 2 + high / 2)
+        return np.asarray(np.where(middle < high, middle, low))  # adjacent numbers have none between them
 
     return Bins(tuple(_by_column(learn, values)), tuple(categorical))
+
+
+def _last_of_bins(counts: np.ndarray, max_bins: int) -> np.ndarray:
+    """Returns the indices, in ``counts [values]``, of the last value of each bin but the last: ``[bins - 1]``."""
+    alone: list[int] = []  # values with bins of their own, between -1 and the number of values
+    parts = [(0, len(counts))]  # the values between them
+    rest, bins = int(counts.sum()), max_bins  # rows of the others, and bins for them
+    for value in np.argsort(-counts, kind="stable")[:max_bins].tolist():
+        if counts[value] * bins <= rest:
+            break
+        bounds = [-1, *sorted([*alone, value]), len(counts)]
+        between = [(low + 1, high) for low, high in itertools.pairwise(bounds) if high - low > 1]
+        if len(between) < bins:
+            alone, parts = bounds[1:-1], between
+            rest, bins = rest - int(counts[value]), bins - 1
+    ends, before = {*alone}, 0
+    for start, stop in parts:
+        rows = counts[start:stop]
+        after, more = before + int(rows.sum()), bins - len(parts)
+        share = 1 + more * after // rest - more * before // rest
+        place = (np.cumsum(rows) - rows / 2) / (after - before) * share
+        ends |= {stop - 1, *(start + np.flatnonzero(np.diff(place.astype(int)))).tolist()}
+        before = after
+    return np.array(sorted(ends)[:-1])
 
 
 def _by_column(function: Callable[[int, np.ndarray], np.ndarray], values: np.ndarray) -> list[np.ndarray]:

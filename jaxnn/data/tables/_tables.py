@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import math
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +30,7 @@ class Columns:
     Attributes:
         numbers: names of the columns in ``inputs["numbers"]``.
         categories: by name, the categories of each column in ``inputs["categories"]``; the first has id 1.
-        missing: texts that mean a missing value.
+        missing: texts that mean a missing value, and numbers as texts.
         scaling: what `standardize` learnt: mean, 1 / deviation, and whether some are missing; ``[columns]`` each.
 
     >>> splits = jn.data.table({"age": [25, None], "job": ["cook", "nurse"], "pay": [1.5, 2.5]}, target="pay")
@@ -115,7 +117,8 @@ def table(
         drop: names of columns to leave out.
         names: names of the columns of a CSV file that has no header.
         separator: the character between the columns of a CSV file.
-        missing: texts that mean a missing value, beside the empty one, nan, None, and those of pandas in a CSV file.
+        missing: texts and numbers that mean a missing value, beside the empty text, nan, None, and those of pandas in a
+            CSV file. A number is compared as a number: -9 also means -9.0, but 9 not the category 09.
         seed: the seed of the random choice.
 
     Raises:
@@ -154,6 +157,8 @@ def table(
         tables[split] = _read(given[split], split, absent, kinds, **file), {split: slice(None)}
     sources: dict[str, Any] = {}
     for where, (one, parts) in tables.items():
+        for name in columns.numbers:
+            check_resolution(f"the values of {where}: column {name!r}", one[name])
         inputs, targets = columns.encode(one, where), _targets(one[target], f"{where}: the target {target!r}", classes)
         for split, part in parts.items():
             examples = Examples({key: array[part] for key, array in inputs.items()}, targets[part])
@@ -171,7 +176,6 @@ def _determine(
     numbers, categories = [], {}
     for name, values in train.items():
         if values.dtype != object and not np.isnan(values).all():
-            check_resolution(f"the values of column {name!r}", values)
             numbers.append(name)
             continue
         categories[name] = found = distinct({*values.tolist()} - {""}) if values.dtype == object else ()
@@ -266,20 +270,24 @@ def _convert(given: Any, category: bool | None, missing: tuple[str, ...], where:
         values = values.astype(str).astype(float)  # 0.1 stays that
     if values.ndim != 1 or values.dtype.kind not in "iufbO":
         raise DataError(f"{where} must be numbers or texts [rows], not {values.dtype} {list(values.shape)}.")
+    absent = [number for number in map(_number, missing) if not math.isnan(number)]
+
+    def is_missing(text: str) -> bool:
+        return text in missing or (absent != [] and _number(text) in absent and not re.match(r"-?0\d", text))
+
     if category is None:
         texts = {str(item).strip() for item in values.tolist() if isinstance(item, str | bool)}
-        category = bool(texts - {*missing}) or str(getattr(given, "dtype", "")) == "category"
+        category = not all(map(is_missing, texts)) or str(getattr(given, "dtype", "")) == "category"
     if category or values.dtype.kind not in "iuf":
         # Integers are floats in a column where some are missing.
         items = (int(x) if isinstance(x, float) and x.is_integer() else x for x in values.tolist())
-        found = ["" if text in missing else _spelled(text) for text in (str(item).strip() for item in items)]
+        found = ["" if is_missing(text) else _spelled(text) for text in (str(item).strip() for item in items)]
         if category:
             return np.array(found, object)
         try:
             values = np.array([float(text or "nan") for text in found])
         except ValueError as error:
             raise DataError(f"{where} is of numbers: {error}.") from error
-    absent = [float(text) for text in missing if _is_number(text)]
     values = np.where(np.isin(values, absent), np.nan, values) if absent else values
     with np.errstate(over="ignore"):
         infinite = np.isinf(values.astype(np.float32))
@@ -296,8 +304,16 @@ def _spelled(text: str) -> str:
     return whole if decimals and not decimals.strip("0") and _is_number(whole) else text
 
 
+def _number(text: str) -> float:
+    """The number that a text is, else NaN."""
+    try:
+        return math.nan if "_" in text else float(text)
+    except ValueError:
+        return math.nan
+
+
 def _is_number(text: str) -> bool:
-    return text.lstrip("-").replace(".", "", 1).isdigit()
+    return math.isfinite(_number(text))
 
 
 @os_errors_named()
