@@ -380,6 +380,11 @@ def cpu_count() -> int | None:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+def is_half(dtype: Any) -> bool:
+    """Whether ``dtype`` is a float of 16 bits or fewer, in which a sum of many terms loses most of them."""
+    return jax.dtypes.issubdtype(dtype, np.floating) and np.dtype(dtype).itemsize < 4
+
+
 def warn(message: str) -> None:
     """Warns of ``message`` at the line that called jaxnn, also through a cached property."""
     # Python 3.12 skips no file by its full name.

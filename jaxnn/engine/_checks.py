@@ -18,7 +18,7 @@ from jaxnn.observe import equations
 from jaxnn.parallel import DATA
 from jaxnn.steps import make_evaluate_step
 from jaxnn.tasks import own_step
-from jaxnn.types import Batch, ConfigError, Experiment, Splits, Task, TrainState
+from jaxnn.types import Batch, ConfigError, Experiment, Splits, Task, TrainState, is_half
 
 
 def load_data(experiment: Experiment[Any]) -> Splits:
@@ -60,17 +60,36 @@ def check_parts(experiment: Experiment[Any]) -> None:
 
 
 def notes_on(programs: Programs, splits: Splits) -> list[tuple[str, str]]:
-    """What a user should know before the first step, as name and text; raises ConfigError as `_unchecked_parts`."""
+    """What a user should know before the first step, as name and text.
+
+    Raises ConfigError for parameters in half precision, and as `_unchecked_parts`.
+    """
     found, train = list[tuple[str, str]](), splits.train.examples
+    _check_parameters(programs.shapes.params)
     if unchecked := _unchecked_parts(programs, evaluated=splits.eval_split is not None):
         found.append(("not checked", unchecked))
     for name, source in splits.named().items():
         if name != "train" and train is not None and source.examples is not None:
             if _holds(train.inputs, source.examples.inputs):
                 found.append(("leak", f"the rows of {name} are among those of train: it says nothing about new data"))
+    if any("16" in dtype for dtype in programs.product_dtypes) and (sums := programs.half_sums):
+        more = f", and {len(sums) - 1} more sums" if len(sums) > 1 else ""
+        remedy = "jn.nn.Dense, Conv, Embed and add_broadcast, with the parameters of Flax's, sum in float32"
+        found.append(("warning", f"the step {sums[0]}{more}, and loses terms: {remedy}"))
     if getattr(programs.spec.experiment.config, "learning_rate", None) == 0 and "learning_rate" not in programs.values:
         found.append(("learning rate", "it is 0: the parameters stay as they are"))
     return found
+
+
+def _check_parameters(params: Any) -> None:
+    """Raises ConfigError for trained parameters in half precision."""
+    for path, leaf in jax.tree.leaves_with_path(params):
+        if is_half(leaf.dtype):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise ConfigError(
+                f"the parameter {name} is {leaf.dtype}, which loses small updates (bfloat16 below 1/256 of a weight, "
+                f"float16 1/2048): keep it float32, with policy=jn.nn.Policy(compute='{leaf.dtype}'), or freeze it."
+            )
 
 
 def _holds(whole: Any, part: Any) -> bool:

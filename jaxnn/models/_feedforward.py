@@ -12,7 +12,7 @@ from flax import linen
 from jax.typing import ArrayLike
 
 from jaxnn.models._model_inputs import check_fields, check_images
-from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, Embed, check_rate, max_pool, positive_ints
+from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, Einsum, Embed, check_rate, max_pool, positive_ints
 from jaxnn.types import ConfigError, DataError, check_int, suggest
 
 _PADDINGS = ("SAME", "VALID")
@@ -104,10 +104,11 @@ class TableMLP(linen.Module):
         if x is not None and self.frequencies:
             init, columns = linen.initializers, x.shape[1]
             c = self.param("frequencies", init.normal(self.frequency_scale), (columns, self.frequencies))
-            angles = 2 * math.pi * c[None] * x[..., None]
-            waves = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+            wide = jnp.promote_types(x.dtype, jnp.float32)
+            angles = 2 * math.pi * c.astype(wide)[None] * x.astype(wide)[..., None]
+            waves = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1).astype(x.dtype)
             shape = (columns, 2 * self.frequencies, self.embedding_features)
-            x = linen.relu(linen.Einsum(shape, "bnk,nkd->bnd", kernel_init=init.lecun_normal(batch_axis=0))(waves))
+            x = linen.relu(Einsum(shape, "bnk,nkd->bnd", kernel_init=init.lecun_normal(batch_axis=0))(waves))
         if ids is not None:
             first = np.cumsum([0, *self.num_categories[:-1]], dtype=np.int32)
             ids = Embed(sum(self.num_categories), self.embedding_features)(ids + first[None])

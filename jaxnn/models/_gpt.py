@@ -134,7 +134,7 @@ class GPT(linen.Module):
         if not self.rotary:
             # Padding after the longest sequence may be beyond the table, whose rows there would be NaN.
             rows = positions if cache is None else jnp.minimum(positions, self.max_length - 1)
-            x = x + nn.Embed(self.max_length, self.features, embedding_init=init)(rows)
+            x = nn.add_broadcast(x, nn.Embed(self.max_length, self.features, embedding_init=init)(rows))
         x = nn.Dropout(self.dropout)(x, train=train)
         x, layers = self._blocks(x, train, positions, None if cache is None else cache.layers)
         if cache is not None:

@@ -100,10 +100,10 @@ class _Classifier(linen.Module):
         batch, time, features = x.shape
         if self.pooling == "class_token":
             token = self.param("class_token", linen.initializers.zeros_init(), (1, 1, features))
-            x = jnp.concatenate([jnp.broadcast_to(token, (batch, 1, features)), x], axis=1)
+            x = jnp.concatenate([nn.add_broadcast(jnp.zeros((batch, 1, features), x.dtype), token), x], axis=1)
             mask = None if mask is None else jnp.pad(mask, ((0, 0), (1, 0)), constant_values=True)
             time, max_length = time + 1, max_length + 1
-        x = x + self.param("positions", _normal, (1, max_length, features))[:, :time]
+        x = nn.add_broadcast(x, self.param("positions", _normal, (1, max_length, features))[:, :time])
         x = nn.Dropout(self.dropout)(x, train=train)
         block = partial(TransformerBlock, self.num_heads, self.dropout, self.hidden_features)
         x = apply_layers(block, self.num_layers, x, remat=self.remat, scan=self.scan, train=train, mask=mask)

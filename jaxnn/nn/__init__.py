@@ -5,10 +5,11 @@ Arguments that do not fit together raise `ConfigError`, and so does an implement
 
 from jaxnn.nn._attention import attention
 from jaxnn.nn._cross_entropy import cross_entropy, linear_cross_entropy
-from jaxnn.nn._dense import Dense, Dropout, Embed, dot_general
+from jaxnn.nn._dense import Dense, Dropout, Einsum, Embed, dot_general
 from jaxnn.nn._layer_arguments import (
     BatchSharding,
     Policy,
+    add_broadcast,
     at_least_int32,
     batch_mask,
     batch_sharding,
@@ -41,12 +42,14 @@ __all__ = [
     "Conv",
     "Dense",
     "Dropout",
+    "Einsum",
     "Embed",
     "GRU",
     "LSTM",
     "LayerNorm",
     "Policy",
     "RMSNorm",
+    "add_broadcast",
     "attention",
     "avg_pool",
     "batch_mask",

@@ -20,10 +20,12 @@ from jaxnn.nn._layer_arguments import (
     check_rate,
     choose,
     map_rows,
+    narrowed,
     scope,
+    with_wide_bias,
 )
 from jaxnn.nn._onednn import native_call, native_obstacle, product, product_obstacle
-from jaxnn.types import ConfigError
+from jaxnn.types import ConfigError, is_half
 
 _NONE = -(2**31)  # an id that counts for nothing, in the native kernels
 _BITS = 16  # per element; a Threefry block, two words of 32 bits, serves four elements
@@ -73,6 +75,26 @@ class Dense(linen.Dense):
     """
 
     dot_general: Callable[..., Any] | None = dot_general
+    promote_dtype: Callable[..., Any] = with_wide_bias
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """``[..., in_features]`` to ``[..., features]``; the bias is added, and its gradient summed, in float32."""
+        return narrowed(self, inputs, super().__call__(inputs))
+
+
+class Einsum(linen.Einsum):
+    """``flax.linen.Einsum`` whose bias is added, and its gradient summed, in float32 for half precision, as `Dense`'s.
+
+    >>> layer = jn.nn.Einsum((4, 8, 3), "bnk,nkd->bnd")  # a dense layer for each of 4 columns
+    >>> jn.models.num_parameters(layer, jax.ShapeDtypeStruct((32, 4, 8), "float32"))
+    108
+    """
+
+    promote_dtype: Callable[..., Any] = with_wide_bias
+
+    def __call__(self, inputs: jax.Array, einsum_str: str | None = None) -> jax.Array:
+        """The product of ``inputs`` and the kernel, ``shape``, by ``einsum_str`` or the layer's, plus the bias."""
+        return narrowed(self, inputs, super().__call__(inputs, einsum_str))
 
 
 def _rows(array: jax.Array) -> jax.Array:
@@ -130,7 +152,7 @@ class Embed(linen.Embed):
         """
         total = self._look_up(inputs, where, summed=True)
         count = jnp.sum(jnp.ones_like(inputs, bool) if where is None else where, axis=-1, keepdims=True)
-        return total / jnp.maximum(count, 1).astype(total.dtype)
+        return (total / jnp.maximum(count, 1).astype(total.dtype)).astype(self.dtype or self.embedding.dtype)
 
     def _look_up(self, ids: jax.Array, where: jax.Array | None = None, *, summed: bool) -> jax.Array:
         if not jnp.issubdtype(ids.dtype, jnp.integer):
@@ -179,12 +201,29 @@ def _table_gradient_jvp(num_rows: int, primals: Any, tangents: Any) -> Any:
     return _table_gradient(num_rows, ids, sums), transpose(tangents[1])[0]
 
 
+@functools.partial(custom_vjp, num_static=1)
+def _half_rows(num_rows: int, table: jax.Array, ids: jax.Array) -> jax.Array:
+    """The rows of a ``table [num_rows, features]`` in half precision, whose gradients are summed in float32."""
+    return jnp.take(table, ids, axis=0)
+
+
+def _half_rows_backward(num_rows: int, ids: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, None]:
+    # XLA would make a constant of the table's size early, and hold it while the activations are.
+    zero, rows = lax.optimization_barrier((jnp.float32(0), cotangent))
+    zeros = jnp.broadcast_to(zero, (num_rows, cotangent.shape[-1]))
+    return zeros.at[ids].add(rows.astype(jnp.float32), mode="drop").astype(cotangent.dtype), None
+
+
+_half_rows.defvjp(lambda num_rows, table, ids: (_half_rows(num_rows, table, ids), ids), _half_rows_backward)
+
+
 def _look_up(summed: bool, table: jax.Array, ids: jax.Array, where: jax.Array | None) -> jax.Array:
     """The rows of ``ids [...]``, or sums of those of ``ids [..., n]`` that count."""
-    rows = jnp.take(table, ids, axis=0)
+    rows = _half_rows(len(table), table, ids) if is_half(table.dtype) else jnp.take(table, ids, axis=0)
     if not summed:
         return rows
-    return jnp.sum(rows if where is None else jnp.where(where[..., None], rows, 0), axis=-2)
+    counted = rows if where is None else jnp.where(where[..., None], rows, 0)
+    return jnp.sum(counted, axis=-2, dtype=jnp.promote_types(rows.dtype, jnp.float32))
 
 
 def _look_up_forward(summed: bool, table: jax.Array, ids: jax.Array, where: jax.Array | None) -> Any:

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax.core import meta
 from flax.linen import intercept_methods, with_partitioning
+from flax.linen.dtypes import promote_dtype
 from jax.typing import ArrayLike
 
-from jaxnn.types import Array, ConfigError, PyTree, suggest
+from jaxnn.types import Array, ConfigError, PyTree, is_half, suggest
 
 type Context = contextlib.AbstractContextManager[Any]
 _GPU_ATTENTION = "cudnn", "xla", "math", "memory_efficient"
@@ -141,25 +142,24 @@ def at_least_int32(ids: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Dtypes of parameters, computation and outputs; ``Policy(compute="bfloat16")`` is the usual mixed precision.
+    """Dtypes of computation and outputs; ``Policy(compute="bfloat16")`` is the usual mixed precision.
 
-    Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740). bfloat16 needs no loss scaling, float16 may:
+    Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740). Parameters stay float32, since an update
+    below 1/256 of a weight is lost in bfloat16. bfloat16 needs no loss scaling, float16 may:
     `jaxnn.optim.with_loss_scale`. Dtypes (float32, bfloat16 or float16) are stored by name, so that a policy can be a
     config's field. Casts change only the floating arrays of a tree.
 
     >>> policy = jn.nn.Policy(compute=jnp.bfloat16)
     >>> policy
-    Policy(params='float32', compute='bfloat16', outputs='float32')
+    Policy(compute='bfloat16', outputs='float32')
     >>> policy.cast_to_compute({"images": np.zeros(2, np.float32), "labels": np.arange(2)})
     {'images': array([0, 0], dtype=bfloat16), 'labels': array([0, 1])}
 
     Attributes:
-        params: dtype in which parameters are kept and updated.
         compute: dtype in which the model runs.
         outputs: dtype in which the model's outputs enter the loss.
     """
 
-    params: Any = "float32"
     compute: Any = "float32"
     outputs: Any = "float32"
 
@@ -175,8 +175,8 @@ class Policy:
             object.__setattr__(self, field.name, name)
 
     def cast_to_params(self, tree: PyTree) -> PyTree:
-        """Casts the floating arrays of ``tree`` to ``params``."""
-        return _cast(tree, self.params)
+        """Casts the floating arrays of ``tree`` to float32, in which parameters are kept and updated."""
+        return _cast(tree, "float32")
 
     def cast_to_compute(self, tree: PyTree) -> PyTree:
         """Casts the floating arrays of ``tree`` to ``compute``."""
@@ -185,6 +185,36 @@ class Policy:
     def cast_to_outputs(self, tree: PyTree) -> PyTree:
         """Casts the floating arrays of ``tree`` to ``outputs``."""
         return _cast(tree, self.outputs)
+
+
+def add_broadcast(values: jax.Array, shared: jax.Array) -> jax.Array:
+    """``values + shared``, of which ``shared`` is broadcast, in the dtype of ``values``; gradients sum in float32.
+
+    The gradient of what is broadcast is a sum over rows. JAX sums it in the dtype of ``values``, and bfloat16 stops at
+    256 of equal terms, float16 at 2,048. Here both are added in float32 and rounded once, forward and backward, which
+    XLA fuses with the addition. Values in float32 or wider are added as they are.
+
+    >>> jn.nn.add_broadcast(jnp.ones((2, 3), "bfloat16"), jnp.arange(3.0)[None])[0]
+    Array([1, 2, 3], dtype=bfloat16)
+    """
+    if not is_half(values.dtype):
+        return values + shared
+    return (values.astype(jnp.float32) + shared.astype(jnp.float32)).astype(values.dtype)
+
+
+def with_wide_bias(*arrays: Any, **options: Any) -> list[Any]:
+    """Flax's ``promote_dtype`` of inputs, kernel and bias of a layer, of which the bias is float32 for half precision.
+
+    Then Flax adds it in float32, and `narrowed` rounds the sum.
+    """
+    *promoted, bias = promote_dtype(*arrays, **options)
+    is_narrow = bias is not None and is_half(bias.dtype)
+    return [*promoted, arrays[-1].astype(jnp.float32) if is_narrow else bias]
+
+
+def narrowed(layer: Any, inputs: jax.Array, outputs: jax.Array) -> jax.Array:
+    """The ``outputs`` of a layer of Flax in the dtype that they have without `with_wide_bias`."""
+    return outputs.astype(layer.dtype or jnp.result_type(inputs, *jax.tree.leaves(layer.variables["params"])))
 
 
 def _cast(tree: PyTree, dtype: str) -> PyTree:

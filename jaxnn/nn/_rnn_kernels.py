@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 
 from jaxnn.nn._custom_vjp import custom_vjp, native_or_xla
 from jaxnn.nn._dense import dot_general
-from jaxnn.nn._layer_arguments import compute_capability, map_rows
+from jaxnn.nn._layer_arguments import add_broadcast, compute_capability, map_rows, with_wide_bias
 from jaxnn.nn._onednn import native_call, native_obstacle
 
 type _Pair = tuple[jax.Array, jax.Array]
@@ -51,11 +51,11 @@ def run_fused_inputs(
     """
 
     def run(inputs: jax.Array, weights: Weights, carry: Any) -> tuple[Any, Any]:
-        operands = promote_dtype(inputs, weights.kernel, weights.bias, dtype=dtype)
+        operands = with_wide_bias(inputs, weights.kernel, weights.bias, dtype=dtype)
         # With one axis of rows, not two, XLA:CPU computes the kernel's gradient without a transposed copy.
         rows = jax.lax.collapse(operands[0], 0, 2)
         projected = dot_general(rows, operands[1], (((1,), (0,)), ((), ())))
-        projected = projected.reshape(*inputs.shape[:2], projected.shape[-1]) + operands[2][None, None]
+        projected = projected.reshape(*inputs.shape[:2], projected.shape[-1])
         hidden = jax.tree.leaves(carry)[-1]
         (recurrent_kernel,) = promote_dtype(
             weights.recurrent_kernel, dtype=dtype or jnp.result_type(hidden, weights.recurrent_kernel)
@@ -65,7 +65,7 @@ def run_fused_inputs(
         carry = jax.tree.map(lambda leaf: leaf.astype(wide), carry)
         biases = () if weights.recurrent_bias is None else (weights.recurrent_bias.astype(wide),)
         steps = recurrence or (_gru if biases else _lstm)
-        return steps(projected.astype(wide), recurrent_kernel, *biases, carry)
+        return steps(add_broadcast(projected.astype(wide), operands[2][None, None]), recurrent_kernel, *biases, carry)
 
     # XLA would gather a sharded kernel in each step, and exchange rows where the batch is not the first axis.
     states, last = map_rows(run, inputs.shape[1], (1, None, 0), (1, 0))(inputs, weights, carry)

@@ -13,9 +13,9 @@ from jax import lax
 
 from jaxnn.nn._channels_last_conv import Geometry, channels_last_conv, conv_dimension_numbers
 from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._layer_arguments import choose, positive_ints, scope
+from jaxnn.nn._layer_arguments import choose, narrowed, positive_ints, scope, with_wide_bias
 from jaxnn.nn._onednn import onednn_conv, onednn_obstacle
-from jaxnn.types import ConfigError, suggest
+from jaxnn.types import ConfigError, is_half, suggest
 
 type Padding = str | Sequence[tuple[int, int]]
 type Implementation = str | Callable[..., jax.Array] | None
@@ -40,6 +40,7 @@ class Conv(linen.Conv):
     """
 
     implementation: Implementation = None
+    promote_dtype: Callable[..., Any] = with_wide_bias
 
     def __post_init__(self) -> None:
         given: Any = self.conv_general_dilated
@@ -49,6 +50,10 @@ class Conv(linen.Conv):
         elif self.implementation is not None:
             raise ConfigError("Conv: pass an implementation or a conv_general_dilated, not both.")
         super().__post_init__()
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """``[batch, *spatial, in_features]`` to features; the bias is added, and its gradient summed, in float32."""
+        return narrowed(self, inputs, super().__call__(inputs))
 
 
 @functools.cache
@@ -214,7 +219,8 @@ def avg_pool(
     if not jnp.issubdtype(inputs.dtype, jnp.floating):
         inputs = inputs.astype(jnp.float32)
     if pooling.strides != pooling.window:
-        return _by_flax(linen.avg_pool, inputs, pooling, count_include_pad).astype(inputs.dtype)
+        wide = inputs.astype(jnp.float32) if is_half(inputs.dtype) else inputs
+        return _by_flax(linen.avg_pool, wide, pooling, count_include_pad).astype(inputs.dtype)
     means = _over_tiles(jnp.mean, _tiled(inputs, pooling, 0.0), pooling)
     if count_include_pad or not any(map(any, pooling.padding)):
         return means

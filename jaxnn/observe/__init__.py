@@ -2,6 +2,7 @@
 
 from jaxnn.observe._clock import Clock, Throughput, steady_throughput
 from jaxnn.observe._faults import known_faults
+from jaxnn.observe._half_sums import half_sums
 from jaxnn.observe._machine import (
     UNOPENED,
     Placement,
@@ -35,6 +36,7 @@ __all__ = [
     "cpu_count",
     "describe_devices",
     "device_name",
+    "half_sums",
     "known_faults",
     "markdown_table",
     "missing_gpu",

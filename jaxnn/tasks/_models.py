@@ -27,7 +27,7 @@ def as_model(model: Any, policy: Policy | None = None) -> tuple[Init, Apply]:
     """Returns ``model`` as pure functions that compute in the precision of ``policy`` if one is given.
 
     They are ``init(key, inputs) -> (params, model_state)``, nested dicts of arrays, and ``apply(params, model_state,
-    inputs, key) -> (outputs, model_state, sown_loss)``. Parameters are kept in ``policy.params`` and cast to
+    inputs, key) -> (outputs, model_state, sown_loss)``. Parameters are kept in float32 and cast to
     ``policy.compute`` for every call. Inputs that are a tuple are passed as several arguments, and a dict as keyword
     arguments if the model has parameters of those names; a model may take its training mode as ``train``, ``training``,
     ``is_training``, ``deterministic`` or ``use_running_average``. ConfigError if ``model`` is none of these:

@@ -54,13 +54,13 @@ def pictures(seed: int) -> Batch:
     return images(seed)._replace(inputs=inputs, targets=inputs)
 
 
-def autoencoding(model: models.VAE) -> Task:
+def autoencoding(model: models.VAE, policy: Policy | None = None) -> Task:
     """The evidence lower bound of binary pixels."""
 
     def loss(outputs: models.VAEOutputs, targets: jax.Array) -> jax.Array:
         return optax.sigmoid_binary_cross_entropy(outputs.reconstruction, targets).sum((1, 2, 3)) + outputs.kl()
 
-    return supervised(model, loss, {"loss": loss})
+    return supervised(model, loss, {"loss": loss}, policy)
 
 
 def vectors(seed: int) -> Batch:
@@ -195,6 +195,20 @@ def test_every_row_conforms(name):
     after = jax.tree.leaves(jax.eval_shape(step, state, batch)[0])
     assert {str(leaf.dtype) for leaf in after if jnp.issubdtype(leaf.dtype, jnp.floating)} == {"float32"}
     assert set(observe.product_dtypes(step, state, batch)) == set(row.products)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_no_model_sums_many_terms_in_half_precision(dtype):
+    for name, row in TABLE.items():
+        if row.model in ELSEWHERE.values():
+            continue
+        batch = jax.tree.map(lambda rows: np.resize(rows, (100, *rows.shape[1:])), row.batch(0))
+        task = row.task(row.model, **row.options | {"policy": Policy(compute=dtype)})
+        state = jax.eval_shape(functools.partial(init_train_state, task, OPTIMIZER), jax.random.key(0), batch)
+        found = observe.half_sums(make_train_step(task, OPTIMIZER), state, batch)
+        own = {"a user's module": ["Normed/Dense_1"], "a plain pair": [""]}
+        assert [one.where for one in found] == own.get(name, []), f"{name} {found}"
 
 
 def on_devices() -> Iterator[Any]:

@@ -145,6 +145,7 @@ def tangents_of(arrays: Any) -> Any:
 def test_every_layer_has_a_row():
     # Functions that are called by layers, or beside them.
     others = {nn.Policy, nn.partitioned, nn.RMSNorm, nn.dot_general, nn.conv_general_dilated, nn.batch_mask}
+    others |= {nn.Einsum, nn.add_broadcast}
     assert {getattr(nn, name) for name in nn.__all__} - others <= {row.layer for row in TABLE}
 
 
@@ -304,7 +305,7 @@ def test_wrong_arguments_are_named(error, call, words):
         jax.eval_shape(traced)
 
 
-MIXED = Policy(params="float32", compute="bfloat16", outputs="float16")
+MIXED = Policy(compute="bfloat16", outputs="float16")
 
 
 def test_casts_change_floating_arrays_only():
