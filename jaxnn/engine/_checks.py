@@ -72,8 +72,8 @@ def notes_on(programs: Programs, splits: Splits) -> list[tuple[str, str]]:
         if name != "train" and train is not None and source.examples is not None:
             if _holds(train.inputs, source.examples.inputs):
                 found.append(("leak", f"the rows of {name} are among those of train: it says nothing about new data"))
-    if any("16" in dtype for dtype in programs.product_dtypes) and (sums := programs.half_sums):
-        more = f", and {len(sums) - 1} more sums" if len(sums) > 1 else ""
+    if sums := programs.half_sums:
+        more = f" (and {len(sums) - 1} more)" if len(sums) > 1 else ""
         remedy = "jn.nn.Dense, Conv, Embed and add_broadcast, with the parameters of Flax's, sum in float32"
         found.append(("warning", f"the step {sums[0]}{more}, and loses terms: {remedy}"))
     if getattr(programs.spec.experiment.config, "learning_rate", None) == 0 and "learning_rate" not in programs.values:

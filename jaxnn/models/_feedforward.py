@@ -12,7 +12,7 @@ from flax import linen
 from jax.typing import ArrayLike
 
 from jaxnn.models._model_inputs import check_fields, check_images
-from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, Einsum, Embed, check_rate, max_pool, positive_ints
+from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, Embed, check_rate, max_pool, positive_ints
 from jaxnn.types import ConfigError, DataError, check_int, suggest
 
 _PADDINGS = ("SAME", "VALID")
@@ -107,13 +107,28 @@ class TableMLP(linen.Module):
             wide = jnp.promote_types(x.dtype, jnp.float32)
             angles = 2 * math.pi * c.astype(wide)[None] * x.astype(wide)[..., None]
             waves = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1).astype(x.dtype)
-            shape = (columns, 2 * self.frequencies, self.embedding_features)
-            x = linen.relu(Einsum(shape, "bnk,nkd->bnd", kernel_init=init.lecun_normal(batch_axis=0))(waves))
+            x = linen.relu(_DenseOfColumns(self.embedding_features, name="Einsum_0")(waves))
         if ids is not None:
             first = np.cumsum([0, *self.num_categories[:-1]], dtype=np.int32)
             ids = Embed(sum(self.num_categories), self.embedding_features)(ids + first[None])
         parts = [part.reshape(part.shape[0], math.prod(part.shape[1:])) for part in (x, ids) if part is not None]
         return MLP(self.features, dropout=self.dropout)(jnp.concatenate(parts, axis=1), train)
+
+
+class _DenseOfColumns(linen.Module):
+    """A dense layer for each column: ``[batch, columns, k]`` to ``[batch, columns, features]``."""
+
+    features: int
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        init, (_, columns, k) = linen.initializers, x.shape
+        kernel = self.param("kernel", init.lecun_normal(batch_axis=0), (columns, k, self.features))
+        bias = self.param("bias", init.zeros_init(), (columns, self.features))
+        # XLA:CPU sums batched products of bfloat16 in it, and loses up to half of a kernel's gradient.
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        product = jnp.einsum("bnk,nkd->bnd", x, kernel.astype(x.dtype), preferred_element_type=wide)
+        return (product + bias.astype(wide)[None]).astype(x.dtype)
 
 
 class CNN(linen.Module):

@@ -5,7 +5,7 @@ Arguments that do not fit together raise `ConfigError`, and so does an implement
 
 from jaxnn.nn._attention import attention
 from jaxnn.nn._cross_entropy import cross_entropy, linear_cross_entropy
-from jaxnn.nn._dense import Dense, Dropout, Einsum, Embed, dot_general
+from jaxnn.nn._dense import Dense, Dropout, Embed, dot_general
 from jaxnn.nn._layer_arguments import (
     BatchSharding,
     Policy,
@@ -42,7 +42,6 @@ __all__ = [
     "Conv",
     "Dense",
     "Dropout",
-    "Einsum",
     "Embed",
     "GRU",
     "LSTM",

@@ -77,24 +77,10 @@ class Dense(linen.Dense):
     dot_general: Callable[..., Any] | None = dot_general
     promote_dtype: Callable[..., Any] = with_wide_bias
 
+    @linen.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """``[..., in_features]`` to ``[..., features]``; the bias is added, and its gradient summed, in float32."""
-        return narrowed(self, inputs, super().__call__(inputs))
-
-
-class Einsum(linen.Einsum):
-    """``flax.linen.Einsum`` whose bias is added, and its gradient summed, in float32 for half precision, as `Dense`'s.
-
-    >>> layer = jn.nn.Einsum((4, 8, 3), "bnk,nkd->bnd")  # a dense layer for each of 4 columns
-    >>> jn.models.num_parameters(layer, jax.ShapeDtypeStruct((32, 4, 8), "float32"))
-    108
-    """
-
-    promote_dtype: Callable[..., Any] = with_wide_bias
-
-    def __call__(self, inputs: jax.Array, einsum_str: str | None = None) -> jax.Array:
-        """The product of ``inputs`` and the kernel, ``shape``, by ``einsum_str`` or the layer's, plus the bias."""
-        return narrowed(self, inputs, super().__call__(inputs, einsum_str))
+        return narrowed(linen.Dense.__call__, self, inputs)
 
 
 def _rows(array: jax.Array) -> jax.Array:
@@ -207,14 +193,18 @@ def _half_rows(num_rows: int, table: jax.Array, ids: jax.Array) -> jax.Array:
     return jnp.take(table, ids, axis=0)
 
 
-def _half_rows_backward(num_rows: int, ids: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, None]:
+def _half_rows_backward(num_rows: int, saved: Any, cotangent: jax.Array) -> tuple[jax.Array, None]:
     # XLA would make a constant of the table's size early, and hold it while the activations are.
     zero, rows = lax.optimization_barrier((jnp.float32(0), cotangent))
     zeros = jnp.broadcast_to(zero, (num_rows, cotangent.shape[-1]))
-    return zeros.at[ids].add(rows.astype(jnp.float32), mode="drop").astype(cotangent.dtype), None
+    return zeros.at[saved[1]].add(rows.astype(jnp.float32), mode="drop").astype(cotangent.dtype), None
 
 
-_half_rows.defvjp(lambda num_rows, table, ids: (_half_rows(num_rows, table, ids), ids), _half_rows_backward)
+def _half_rows_forward(num_rows: int, table: jax.Array, ids: jax.Array) -> tuple[jax.Array, Any]:
+    return jnp.take(table, ids, axis=0), (table, ids)
+
+
+_half_rows.defvjp(_half_rows_forward, _half_rows_backward, push_forward=True)
 
 
 def _look_up(summed: bool, table: jax.Array, ids: jax.Array, where: jax.Array | None) -> jax.Array:

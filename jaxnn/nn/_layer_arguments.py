@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -199,7 +200,7 @@ def add_broadcast(values: jax.Array, shared: jax.Array) -> jax.Array:
     """
     if not is_half(values.dtype):
         return values + shared
-    return (values.astype(jnp.float32) + shared.astype(jnp.float32)).astype(values.dtype)
+    return (values.astype(jnp.float32) + jnp.asarray(shared, jnp.float32)).astype(values.dtype)
 
 
 def with_wide_bias(*arrays: Any, **options: Any) -> list[Any]:
@@ -212,9 +213,12 @@ def with_wide_bias(*arrays: Any, **options: Any) -> list[Any]:
     return [*promoted, arrays[-1].astype(jnp.float32) if is_narrow else bias]
 
 
-def narrowed(layer: Any, inputs: jax.Array, outputs: jax.Array) -> jax.Array:
-    """The ``outputs`` of a layer of Flax in the dtype that they have without `with_wide_bias`."""
-    return outputs.astype(layer.dtype or jnp.result_type(inputs, *jax.tree.leaves(layer.variables["params"])))
+def narrowed(call: Callable[..., Any], layer: Any, inputs: Any) -> jax.Array:
+    """The outputs of Flax's ``call`` of a layer, in the dtype that they have without `with_wide_bias`."""
+    # Not by `super()`: Flax would intercept and capture the call twice.
+    outputs: jax.Array = inspect.unwrap(call)(layer, inputs)
+    kept = [layer.get_variable("params", name) for name in ("kernel", "bias")]
+    return outputs.astype(layer.dtype or jnp.result_type(jnp.asarray(inputs), *jax.tree.leaves(kept)))
 
 
 def _cast(tree: PyTree, dtype: str) -> PyTree:

@@ -51,9 +51,10 @@ class Conv(linen.Conv):
             raise ConfigError("Conv: pass an implementation or a conv_general_dilated, not both.")
         super().__post_init__()
 
+    @linen.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """``[batch, *spatial, in_features]`` to features; the bias is added, and its gradient summed, in float32."""
-        return narrowed(self, inputs, super().__call__(inputs))
+        return narrowed(linen.Conv.__call__, self, inputs)
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """Sums of many terms in half precision, which lose most of them: where a traced program has them."""
 
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from jaxnn.observe._programs import equations
 from jaxnn.types import is_half
 
 MOST_TERMS = 64  # of which bfloat16 sums equal ones exactly, and others to about the rounding of its result
-_TRANSFORMED = re.compile(r"\w+\(|\)")
+# In named scopes, which also have the transformations around a module: names of jitted functions, and of operations.
+_NO_MODULE = re.compile(r"\b(jit|pjit)\([^)]*\)|\bjaxnn\.[\w.]+|\w+\(|\)")
 
 
 class HalfSum(NamedTuple):
@@ -44,8 +46,9 @@ def half_sums(function: Callable[..., Any], *args: Any) -> list[HalfSum]:
     for equation, scopes in equations(jax.make_jaxpr(function)(*args)):
         for terms, value in _sums(equation):
             if terms > MOST_TERMS and is_half(value.aval.dtype):
-                names = (name for name in _TRANSFORMED.sub("", scopes).split("/") if name and "." not in name)
-                found[HalfSum("/".join(names), equation.primitive.name, terms, str(value.aval.dtype))] = None
+                names = [name.partition(".")[0] for name in _NO_MODULE.sub("", scopes).split("/")]
+                path = "/".join(name for name, _ in itertools.groupby(filter(None, names)))
+                found[HalfSum(path, equation.primitive.name, terms, str(value.aval.dtype))] = None
     return sorted(found, key=lambda one: -one.terms)
 
 
@@ -66,8 +69,25 @@ def _sums(equation: Any) -> list[tuple[int, Any]]:
             return [(math.prod(sizes), equation.outvars[0])]
         case "scan":
             (body,) = core.jaxprs_in_params(parameters)
-            given, kept = {*map(id, body.invars)}, {*map(id, body.outvars)}
-            sums = (each for each in body.eqns if each.primitive.name in ("add", "add_any"))
-            carried = (each for each in sums if id(each.outvars[0]) in kept and given & {*map(id, each.invars)})
-            return [(parameters["length"], each.outvars[0]) for each in carried]
+            num_carries = _alike(equation.outvars, body.outvars)
+            first = _alike(equation.invars, body.invars) - num_carries
+            carries = zip(body.invars[first:], body.outvars[:num_carries], strict=False)
+            return [(parameters["length"], after) for before, after in carries if _adds_to(body, before, after)]
     return []
+
+
+def _alike(outside: Any, inside: Any) -> int:
+    """The number of a scan's values with the same shape outside: all but those that have an axis of steps."""
+    return sum(x.aval.shape == y.aval.shape for x, y in zip(outside, inside, strict=True))
+
+
+def _adds_to(body: Any, before: Any, after: Any) -> bool:
+    """Whether ``after`` is the sum of ``before`` and what does not depend on it, as the blocks of a network do."""
+    dependent = {id(before)}
+    for equation in body.eqns:
+        inputs = [id(value) in dependent for value in equation.invars]
+        if equation.outvars[0] is after and equation.primitive.name in ("add", "add_any"):
+            return sum(inputs) == 1 and any(value is before for value in equation.invars)
+        if any(inputs):
+            dependent.update(map(id, equation.outvars))
+    return False

@@ -145,7 +145,7 @@ def tangents_of(arrays: Any) -> Any:
 def test_every_layer_has_a_row():
     # Functions that are called by layers, or beside them.
     others = {nn.Policy, nn.partitioned, nn.RMSNorm, nn.dot_general, nn.conv_general_dilated, nn.batch_mask}
-    others |= {nn.Einsum, nn.add_broadcast}
+    others |= {nn.add_broadcast}
     assert {getattr(nn, name) for name in nn.__all__} - others <= {row.layer for row in TABLE}
 
 
