@@ -269,6 +269,11 @@ class Splits(NamedTuple):
         splits = {"train": self.train, "validation": self.validation, "test": self.test, **self.others}
         return {name: source for name, source in splits.items() if source is not None}
 
+    def with_sources(self, sources: Mapping[str, Source]) -> Splits:
+        """These splits with other ``sources``, one for each name of `named`."""
+        own: dict[str, Any] = {name: one for name, one in sources.items() if name not in self.others}
+        return self._replace(**own, others={name: sources[name] for name in self.others})
+
 
 STEP_MAKER = (
     "an experiment's step must be a function of (task, optimizer) or (task, optimizer, config) that returns the "

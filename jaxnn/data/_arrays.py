@@ -238,8 +238,7 @@ def standardize(splits: Splits) -> Splits:
         scaled: Any = apply_scaling(np.asarray(given["numbers"] if isinstance(given, Mapping) else given), *scaling)
         scaled = {**given, "numbers": scaled} if isinstance(given, Mapping) else scaled
         changed[name] = dataclasses.replace(source, examples=Examples(scaled, targets), **learnt)
-    others = {name: changed.pop(name) for name in splits.others}
-    return splits._replace(**changed, others=others)
+    return splits.with_sources(changed)
 
 
 def apply_scaling(values: np.ndarray, mean: np.ndarray, scale: np.ndarray, missing: np.ndarray) -> np.ndarray:

@@ -128,7 +128,7 @@ def model_array(where: str, value: Any, *, is_input: bool, has_examples: bool = 
 def check_resolution(what: str, values: np.ndarray) -> None:
     """Raises DataError if float32 rounds ``values [rows, ...]`` by more than a thousandth of a column's deviation.
 
-    The deviation is that of the distinct values, of at most 10,000 rows, also without the lowest or highest twentieth:
+    It compares distinct values of at most 10,000 rows, also without the lowest or the highest twentieth of them:
     outliers, such as a 0 for a missing time, do not hide the others. Rounding errors of float64 do not count.
     """
     if np.can_cast(values.dtype, np.float32):

@@ -247,8 +247,8 @@ class Programs:
         return text_fingerprint(f"{program} {derived}")
 
     # Of a training step: the number of products by precision, the implementations of jaxnn's operations, the number of
-    # convolutions that no layer of jaxnn traced, roughly that of arithmetic operations, exactly that of products, and
-    # the sums that lose terms.
+    # convolutions that no layer of jaxnn traced, of arithmetic operations (roughly) and of products (exactly), and the
+    # sums that lose terms.
     product_dtypes = _of_step(observe.product_dtypes)
     implementations = _of_step(observe.implementations)
     plain_convolutions = _of_step(observe.plain_convolutions)

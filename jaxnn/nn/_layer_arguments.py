@@ -189,7 +189,7 @@ class Policy:
 
 
 def add_broadcast(values: jax.Array, shared: jax.Array) -> jax.Array:
-    """``values + shared``, of which ``shared`` is broadcast, in the dtype of ``values``; gradients sum in float32.
+    """``values + shared`` in the dtype of ``values``; ``shared`` is broadcast, and its gradient summed in float32.
 
     The gradient of what is broadcast is a sum over rows. JAX sums it in the dtype of ``values``, and bfloat16 stops at
     256 of equal terms, float16 at 2,048. Here both are added in float32 and rounded once, forward and backward, which
@@ -204,7 +204,7 @@ def add_broadcast(values: jax.Array, shared: jax.Array) -> jax.Array:
 
 
 def with_wide_bias(*arrays: Any, **options: Any) -> list[Any]:
-    """Flax's ``promote_dtype`` of inputs, kernel and bias of a layer, of which the bias is float32 for half precision.
+    """Flax's ``promote_dtype`` of inputs, kernel and bias of a layer; in half precision the bias stays float32.
 
     Then Flax adds it in float32, and `narrowed` rounds the sum.
     """

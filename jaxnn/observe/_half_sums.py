@@ -12,7 +12,7 @@ from jax.extend import core
 from jaxnn.observe._programs import equations
 from jaxnn.types import is_half
 
-MOST_TERMS = 64  # of which bfloat16 sums equal ones exactly, and others to about the rounding of its result
+MOST_TERMS = 64  # so many equal terms are exact in bfloat16, and others err by about the rounding of the result
 # In named scopes, which also have the transformations around a module: names of jitted functions, and of operations.
 _NO_MODULE = re.compile(r"\b(jit|pjit)\([^)]*\)|\bjaxnn\.[\w.]+|\w+\(|\)")
 
@@ -30,11 +30,12 @@ class HalfSum(NamedTuple):
 
 
 def half_sums(function: Callable[..., Any], *args: Any) -> list[HalfSum]:
-    """The sums of more than 64 terms in float16 or bfloat16 that ``function`` computes, those of most terms first.
+    """The sums of more than 64 terms in float16 or bfloat16 that ``function`` computes, the longest first.
 
     From 256 on bfloat16 drops a 1, float16 from 2,048 on: a sum of many terms, such as the gradient of a bias over rows
-    or that of a frequent token, is far too small. Matrix products and convolutions sum in float32 inside, and are none.
-    ``args`` are its arguments, or ``jax.ShapeDtypeStruct`` in their place; costs one trace.
+    or of a frequent token, is far too small. Matrix products and convolutions are not listed: they sum in float32, but
+    on CPUs, which add parts of batched products in bfloat16. ``args`` are its arguments, or ``jax.ShapeDtypeStruct`` in
+    their place; costs one trace.
 
     >>> def loss(bias, rows):
     ...     return jnp.sum(jnp.float32(rows + bias[None]))

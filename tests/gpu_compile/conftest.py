@@ -1,4 +1,4 @@
-"""Programs for GPUs are compiled anew each time: without a GPU, JAX cannot load them from its cache."""
+"""Programs for GPUs are compiled each time: without a GPU, JAX cannot load them from its cache."""
 
 import pytest
 

@@ -49,6 +49,15 @@ LAYERS: dict[str, tuple[linen.Module, Any]] = {
 }
 
 
+def assert_near_float32(gradient: Any, tolerance: float, *given: Any) -> None:
+    """``gradient(dtype, *given)`` in half precision, leaf by leaf relative to that in float32."""
+    dtypes = ("float32", "bfloat16", "float16")
+    expected, *found = jax.jit(lambda *given: [gradient(dtype, *given) for dtype in dtypes])(*given)
+    for one in found:
+        for (path, full), half in zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(one), strict=True):
+            assert np.linalg.norm(half - full) < tolerance * np.linalg.norm(full), path
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_are_those_of_float32(name):
     module, inputs = LAYERS[name]
@@ -65,11 +74,7 @@ def test_gradients_are_those_of_float32(name):
 
         return jax.grad(total)(params)
 
-    dtypes = ("float32", "bfloat16", "float16")
-    expected, *found = jax.jit(lambda *given: [gradient(dtype, *given) for dtype in dtypes])(params, inputs, ones)
-    for one in found:
-        for (path, full), half in zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(one), strict=True):
-            assert np.linalg.norm(half - full) < 0.01 * np.linalg.norm(full), path
+    assert_near_float32(gradient, 0.01, params, inputs, ones)
 
 
 class DepthwiseNetwork(linen.Module):
@@ -100,21 +105,15 @@ NETWORKS: dict[str, Any] = {
 def test_networks_on_repetitive_data_have_the_gradients_of_float32(name):
     is_text = name in ("GPT", "LSTM")
     inputs, targets = (TEXT[:, :-1], TEXT[:, 1:]) if is_text else (FEW_IMAGES, np.tile(np.arange(32) % 3, 4))
-    batch, of = (
-        jn.Batch(inputs, targets, np.ones(len(targets), np.float32)),
-        jn.tasks.next_token if is_text else jn.tasks.classification,
-    )
+    of = jn.tasks.next_token if is_text else jn.tasks.classification
+    batch = jn.Batch(inputs, targets, np.ones(len(targets), np.float32))
     params, model_state = jax.jit(of(NETWORKS[name]).init)(jax.random.key(0), batch)
 
-    def gradient(params: Any, dtype: str) -> Any:
+    def gradient(dtype: str, params: Any) -> Any:
         task, scale = of(NETWORKS[name], policy=nn.Policy(compute=dtype)), 1024.0  # as `optim.with_loss_scale` does
         return jax.grad(lambda params: scale * task.loss(params, model_state, batch, jax.random.key(1))[0])(params)
 
-    dtypes = ("float32", "bfloat16", "float16")
-    expected, *found = jax.jit(lambda params: [gradient(params, dtype) for dtype in dtypes])(params)
-    for one in found:
-        for (path, full), half in zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(one), strict=True):
-            assert np.linalg.norm(half - full) < 0.05 * np.linalg.norm(full), path
+    assert_near_float32(gradient, 0.05, params)
 
 
 class Own(linen.Module):

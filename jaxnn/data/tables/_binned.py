@@ -227,10 +227,10 @@ def binned(
     padding = -len(parts["train"][1]) % check_int("binned: multiple_of", multiple_of)
     pairs: Any = {split: _binned_split(split, bins, padding, *part) for split, part in parts.items()}
     others = {split: pairs.pop(split) for split in (train.others if isinstance(train, Splits) else ())}
-    splits: Any = arrays(**pairs, name=name, class_names=classes, others=others)
-    tables = {part: BinnedSource(one.examples, bins=bins, columns=columns) for part, one in splits.named().items()}
-    rest = {split: tables.pop(split) for split in others}
-    return splits._replace(**tables, others=rest)  # type: ignore[no-any-return]
+    splits = arrays(**pairs, name=name, class_names=classes, others=others)
+    sources: dict[str, Any] = splits.named()
+    tables = {part: BinnedSource(one.examples, bins=bins, columns=columns) for part, one in sources.items()}
+    return splits.with_sources(tables)
 
 
 def _binned_split(split: str, bins: Bins, padding: int, inputs: Any, targets: Any, queries: Any = None) -> Any:
