@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import operator
+import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -272,9 +273,11 @@ def _failure(experiment: Experiment[Any], splits: Splits, names: Iterable[str]) 
 
 def _explain(name: str, error: Exception) -> str:
     """The message for a field that cannot be a tracer, with the innermost of the user's lines in the traceback."""
+    # By their folders: a user's own may have such a name, as a clone of this project has.
+    folders = [Path(str(sys.modules[name].__file__)).parent for name in LIBRARIES if name in sys.modules]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if not (frame.filename.startswith("<") or any(part in LIBRARIES for part in path.parts[:-1])):
+        if not (frame.filename.startswith("<") or any(map(path.is_relative_to, folders))):
             break
     short = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     place = f"{short}:{frame.lineno} ({frame.line!r})"
