@@ -31,6 +31,7 @@ from jaxnn.engine._tuning import (
     VmapPlan,
     choose_steps_per_call,
     fitting_block,
+    narrow,
     seconds_per_step,
     try_size,
     widen,

@@ -76,6 +76,8 @@ def notes_on(programs: Programs, splits: Splits) -> list[tuple[str, str]]:
         more = f" (and {len(sums) - 1} more)" if len(sums) > 1 else ""
         remedy = "jn.nn.Dense, Conv, Embed and add_broadcast, with the parameters of Flax's, sum in float32"
         found.append(("warning", f"the step {sums[0]}{more}, and loses terms: {remedy}"))
+    if programs.deterministic and programs.layout.platform == "cpu":
+        found.append(("deterministic", "it changes nothing on a CPU, whose bits are equal without it"))
     if getattr(programs.spec.experiment.config, "learning_rate", None) == 0 and "learning_rate" not in programs.values:
         found.append(("learning rate", "it is 0: the parameters stay as they are"))
     return found

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxnn import observe
 from jaxnn.engine import _pure
@@ -18,7 +18,7 @@ from jaxnn.engine._feed import Piece, evaluation_pieces
 from jaxnn.engine._prediction import make_predict, metrics_of_outputs
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, Start, find_start, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
-from jaxnn.nn import partition_specs, platform
+from jaxnn.nn import partition_specs
 from jaxnn.parallel import Layout, process_count, shardings_of
 from jaxnn.record import data_fingerprint, program_fingerprint, text_fingerprint
 from jaxnn.steps import Totals, make_evaluate_step
@@ -44,6 +44,7 @@ class Programs:
     eval_batches: int | None = None  # batches of a split that training looks at; None: all
     values: Mapping[str, Array] = dataclasses.field(default_factory=dict)  # ``[members]`` of each traced field
     num_members: int = 1  # the number of members
+    deterministic: bool = False  # whether programs that train and evaluate have equal bits in each process
     ledger: list[observe.Compilation] = dataclasses.field(default_factory=list)  # in order
     clock: observe.Clock = dataclasses.field(default_factory=observe.Clock)  # gets the time as ``trace``, ``compile``
     first_examples: Examples = dataclasses.field(init=False)  # the first batch's examples, on the device
@@ -103,7 +104,8 @@ class Programs:
 
     def init(self) -> TrainState:
         """The state of one member before the first step; the same each time."""
-        return self._program(("initialise", True), "start")(*self._init_arguments)  # type: ignore[no-any-return]
+        state = self._program(("initialise", True), "start")(*self._init_arguments)
+        return state if self._init_device is None else jax.device_put(state, self.layout.device)  # type: ignore[no-any-return]
 
     @functools.cached_property
     def initial(self) -> HostStates:
@@ -121,7 +123,7 @@ class Programs:
         for first in range(0, self.num_members, count):
             # The last few are filled up with the last member.
             rows = np.minimum(np.arange(first, first + count), self.num_members - 1)
-            states = init(_rows_of(dict(self.values), rows), *given)
+            states = init(jax.device_put(_rows_of(dict(self.values), rows), self._init_device), *given)
             parts.append(to_host(states))
 
         def joined(*leaves: np.ndarray) -> np.ndarray:
@@ -136,6 +138,10 @@ class Programs:
     def temporary_bytes(self, shape: Shape | None, num_steps: int) -> int:
         """The memory that a call takes on each device and frees again."""
         return observe.temporary_bytes(self._compiled["train", shape, num_steps])
+
+    def launches(self, shape: Shape | None, num_steps: int) -> float:
+        """The kernels that a call launches, of one chunk of a population."""
+        return observe.work_of(self._compiled["train", shape, num_steps].as_text()).launches
 
     def evaluate(self, shape: Shape | None, split: str, state: Any, *, part: bool = False) -> dict[str, np.ndarray]:
         """The exact mean of each metric over a split, loss first, and metrics of all outputs: ``[*shape, ...]`` each.
@@ -269,7 +275,18 @@ class Programs:
 
     @property
     def _init_arguments(self) -> tuple[Examples, Any]:
-        return self.first_examples, self.layout.place(self.start.arrays)
+        given = self.first_examples, self.layout.place(self.start.arrays)
+        return given if self._init_device is None else jax.device_put(given, self._init_device)
+
+    @functools.cached_property
+    def _init_device(self) -> jax.Device | None:
+        """The CPU, where states for one accelerator are made: there, compiling takes seconds more; None: as it is."""
+        if self.layout.platform == "cpu" or self.shardings is not None:
+            return None
+        try:
+            return jax.local_devices(backend="cpu")[0]
+        except RuntimeError:  # JAX is told to open the accelerator alone
+            return None
 
     @property
     def inputs(self) -> Any:
@@ -295,18 +312,18 @@ class Programs:
 
     def _lowered(self, key: tuple[Any, ...], cause: str) -> observe.Lowered:
         """Traces and lowers the program of ``key``."""
-        jit: dict[str, Any] = {}
+        jit: dict[str, Any] = {"deterministic": self.deterministic}
         match key:
             case ("initialise", True):
                 # Its arrays are created on their devices: the full state is never on one device.
-                jit = {} if self.shardings is None else {"out_shardings": self.shardings}
+                jit |= {} if self.shardings is None else {"out_shardings": self.shardings}
                 init: Any = _pure.make_init(self.spec.experiment, self.source)
-                return observe.lower_ahead(init, "initialise", "start", *self._init_arguments, **jit, **for_one_call())
+                return self._lowered_once(init, "initialise", **jit)
             case ("initialise", _):
                 count = self._init_count
                 values = jax.eval_shape(_rows_of, dict(self.values), np.zeros(count, np.int32))
-                init, name = _pure.make_population_init(self.spec, count), f"initialise {count} members"
-                return observe.lower_ahead(init, name, "start", values, *self._init_arguments, **for_one_call())
+                init = _pure.make_population_init(self.spec, count)
+                return self._lowered_once(init, f"initialise {count} members", values)
             case ("train", shape, num_steps):
                 name = f"train {num_steps} step{'s' if num_steps > 1 else ''}{_of_members(shape)}"
                 make = _pure.make_train if shape is None else _pure.make_population_train
@@ -314,18 +331,33 @@ class Programs:
                 if (state := self.sharding(shape)) is not None:
                     spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
                     totals = NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
-                    jit = {"in_shardings": (state, totals, shardings_of(examples)), "out_shardings": (state, totals)}
+                    jit |= {"in_shardings": (state, totals, shardings_of(examples)), "out_shardings": (state, totals)}
                 arguments = self.abstract(shape), self.zeros(shape), examples
                 return observe.lower_ahead(make(self.spec, num_steps), name, cause, *arguments, donate_argnums=0, **jit)
             case (_, shape, split, part):
                 source, piece = self.splits.named()[split], next(self._pieces_of(split, part)())
                 if (state := self.sharding(shape)) is not None:
-                    jit = {"in_shardings": (state, *shardings_of(piece))}
+                    jit |= {"in_shardings": (state, *shardings_of(piece))}
                     jit |= {"out_shardings": self.layout.replicated} if shape is None else {}
                 evaluate = (_pure.make_evaluate if shape is None else _pure.make_population_evaluate)(self.spec, source)
                 name = f"evaluate {split}{_of_members(shape)}"
                 return observe.lower_ahead(evaluate, name, "start", self.abstract(shape), *piece, **jit)
         raise AssertionError(key)
+
+    def _lowered_once(self, init: Callable[..., Any], name: str, *values: Any, **jit: Any) -> observe.Lowered:
+        """Lowers what makes initial states from traced ``values`` and the given arrays."""
+        device = self._init_device
+        platform = None if device is None else "cpu"
+        if device is not None:
+            values = jax.tree.map(lambda leaf: leaf.update(sharding=SingleDeviceSharding(device)), values)
+        try:
+            given = (*values, *self._init_arguments)
+            return observe.lower_ahead(init, name, "start", *given, platform=platform, once=True, **jit)
+        except NotImplementedError:  # parameters that depend on an operation of the accelerator
+            if platform is None:
+                raise
+            self._init_device = None
+            return self._lowered_once(init, name, *values, **jit)
 
     @property
     def _init_count(self) -> int:
@@ -377,14 +409,6 @@ class Programs:
 def _rows_of(values: dict[str, jax.Array], rows: jax.Array) -> dict[str, jax.Array]:
     """The values of some members; one program for all fields."""
     return {name: value[rows] for name, value in values.items()}
-
-
-def for_one_call() -> dict[str, Any]:
-    """Options of `jax.jit` for a program that is called once: compiling it well takes longer than it runs.
-
-    On a CPU, LLVM works 77 seconds on the initial state of a ResNet-56, and 6 with few passes; the bits are the same.
-    """
-    return {"compiler_options": {"xla_backend_optimization_level": 1}} if platform() == "cpu" else {}
 
 
 def _of_members(shape: Shape | None) -> str:

@@ -45,7 +45,7 @@ def make_feed(
         resident = True
     if resident is None:
         # The devices of a CPU share its memory.
-        copies = layout.num_devices if layout.device.platform == "cpu" else 1
+        copies = layout.num_devices if layout.platform == "cpu" else 1
         needed = copies * sum(nbytes(one.examples) for one in splits.named().values() if one.examples is not None)
         free = available_bytes(layout.device)
         resident = broadcast_from_primary(lambda: free is None or needed <= RESIDENT_SHARE * free)

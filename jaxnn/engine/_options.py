@@ -57,6 +57,7 @@ CHOICES = {
     "device": (None, "cpu", "gpu", "tpu"),
     "progress": ("auto", "bar", "plain", "none"),
     "record": (True, False),
+    "deterministic": (True, False),
     "resident": (None, True, False),
 }
 # Accepted values of a field of a simple type; NumPy's numbers are among them.
@@ -105,6 +106,8 @@ class RunOptions:
     """Whether less or more of it is better; auto: as the task states it in `directions`, or as its name is known."""
     patience: int | None = None
     """Stop early after this many evaluations without improvement; default: never."""
+    deterministic: bool = False
+    """On a GPU, compile without operations whose bits may differ from process to process, which may be slower."""
     resident: bool | None = None
     """Keep the training set on the device; default: if it fits."""
     device: Literal["cpu", "gpu", "tpu"] | None = None

@@ -14,7 +14,15 @@ from jaxnn.engine._feed import make_feed
 from jaxnn.engine._options import RunOptions, make_plan, named_probes, num_evaluated, resolve_cadences
 from jaxnn.engine._pure import GroupSpec
 from jaxnn.engine._trainer import MemberLog, Trainer
-from jaxnn.engine._tuning import MOST_STEPS, SHORT_STEP, Call, VmapPlan, choose_steps_per_call, plan_vmap_size
+from jaxnn.engine._tuning import (
+    MOST_STEPS,
+    SHORT_STEP,
+    Call,
+    VmapPlan,
+    choose_steps_per_call,
+    many_steps,
+    plan_vmap_size,
+)
 from jaxnn.engine._windows import near_divisor, typical_window, with_tails
 from jaxnn.nn import platform
 from jaxnn.observe import Clock, describe_devices
@@ -85,7 +93,11 @@ def open_trainer(
         )
     spec = GroupSpec(experiment, given.member, splits.train, feed, layout)
     logs = list(logs) if logs is not None else [MemberLog()]
-    programs = Programs(spec, splits, eval_batch_size, options.eval_batches, given.values, len(logs), clock=clock)
+    programs = Programs(
+        *(spec, splits, eval_batch_size, options.eval_batches, given.values, len(logs)),
+        deterministic=options.deterministic,
+        clock=clock,
+    )
     if (rows := len(programs.batch.mask)) != config.batch_size:
         raise DataError(
             f"the data make batches of {rows} examples, and batch_size is {config.batch_size}: make as many."
@@ -147,7 +159,9 @@ def programs_of(
 def _open_run(trainer: Trainer, steps_per_call: int | None) -> None:
     programs, plan, eval_split = trainer.programs, trainer.plan, trainer.splits.eval_split
     steps, window = trainer.options.steps_per_call or steps_per_call, min(typical_window(plan), plan.num_steps)
-    if steps is None and window > 1:
+    if steps is None and programs.layout.platform != "cpu":
+        steps = many_steps(programs, window)
+    elif steps is None and window > 1:
         cause = "to measure steps per call"
         programs.compile_together(None, [first_length(programs, window)], eval_split, cause)
         with trainer.clock.span("measure", "measuring steps per call"):

@@ -2,14 +2,14 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxnn.engine._compiler import Programs
-from jaxnn.engine._states import arrange, shape_of
+from jaxnn.engine._states import Shape, arrange, shape_of
 from jaxnn.engine._windows import Plan, near_divisor, typical_window
 from jaxnn.observe import available_bytes, format_bytes
 from jaxnn.parallel import broadcast_from_primary
@@ -43,6 +43,14 @@ FACTOR = 4
 WORTH_TRYING = 10
 # The overhead of shorter calls is noticeable.
 SHORT_CALL = 0.01
+# On an accelerator a call of so many operations takes 4 ms if products fill it (a GPT-2 on an H200), and a tenth of a
+# second if kernels are short (a ResNet-20): long enough to hide the host's work, and soon interrupted.
+ACCELERATOR_OPERATIONS = 1e12
+# If a step alone has more operations, this many hide the host's work.
+FEWEST_STEPS = 4
+# A smaller vmap size is tried on an accelerator if its larger share of launches costs at most this factor.
+CLOSE = 1.1
+LAUNCH_SECONDS = 1.5e-6  # of a kernel in a CUDA graph, on an H200
 
 type Call = Callable[[], object]
 
@@ -149,6 +157,40 @@ def widen(
     return None
 
 
+def narrow(
+    sizes: Sequence[int], attempt: Callable[[int], tuple[Trial, float]], member_steps: float
+) -> tuple[list[Trial], str | None]:
+    """Tries smaller and smaller ``sizes``, largest first, as long as they may be faster: for an accelerator.
+
+    Its members share the launches of kernels, so that of the sizes that fit the largest is the fastest by what its
+    program has to do. Caches may say otherwise: the next smaller one is tried if its larger share of launches costs
+    little, and the training of ``member_steps`` takes many times as long as the trial, compilation included.
+
+    ``attempt`` returns a trial and the seconds of its step's launches, or raises MemoryError or JAX's
+    RESOURCE_EXHAUSTED for a size that does not fit. Returns what was tried, smallest first, and which did not fit.
+    """
+    trials: list[Trial] = []
+    note = None
+    for size in sorted(sizes, reverse=True):
+        started = time.perf_counter()
+        try:
+            trial, launches = attempt(size)
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if size == min(sizes) or not (isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)):
+                raise
+            note = note or f"vmap size {size} does not fit in memory"
+            continue
+        trials.insert(0, trial)
+        best = max(one.per_second for one in trials)
+        # A step of the next size: the launches remain, all else is shared out.
+        next_size = max((one for one in sizes if one < size), default=0)
+        expected = next_size / (launches + max(trial.seconds - launches, 0.0) * next_size / size)
+        is_long = member_steps / best > WORTH_TRYING * (time.perf_counter() - started)
+        if trial.per_second < best or expected * CLOSE < best or not is_long:
+            break
+    return trials, note
+
+
 class VmapPlan(NamedTuple):
     """The arrangement chosen for the members of one program."""
 
@@ -178,68 +220,99 @@ def plan_vmap_size(
 ) -> VmapPlan:
     """Chooses vmap size, steps per call, and the number of members that are on a device at a time.
 
-    One size is compiled, a second only if the training that it may shorten takes ten times as long: on a CPU members
-    one by one, whose small matrices stay in its cache, then a few together, but many at once if their steps are short;
-    on an accelerator many, then all. Nothing is measured if there is one size to choose from, and its steps per call
-    are given, fill the window, or follow from the operations of a step on a CPU. ``apart``: some members may be stopped
-    before others. If ``thorough``, sizes are tried until they are slower, for their throughput curve. TrainingError if
-    not even one member fits.
+    On a CPU one size is compiled, a second only if the training that it may shorten takes ten times as long: members
+    one by one, whose small matrices stay in its cache, then a few together, but many at once if their steps are short.
+    On an accelerator all that fit in memory are, see `narrow`. Nothing is measured if there is one size to choose from,
+    and its steps per call are given, fill the window, or follow from the operations of a step. ``apart``: some members
+    may be stopped before others. If ``thorough``, sizes are tried until they are slower, for their throughput curve.
+    TrainingError if not even one member fits.
     """
     num_devices, device = programs.spec.num_devices, programs.layout.device
     num_members, window = -(-programs.num_members // num_devices), min(typical_window(plan), plan.num_steps)
-    free, on_cpu = available_bytes(device), device.platform == "cpu"
+    free, on_cpu = available_bytes(device), programs.layout.platform == "cpu"
     if free is not None:
         # The devices of a CPU share its memory.
         free = int(MEMORY_SHARE * (free // num_devices if on_cpu else free))
     block, note = fitting_block(programs.member_bytes, free, num_members)
-    steps = min(given_steps or near_divisor(window, ENOUGH_STEPS), window)
-    if given is not None and given_steps is not None:
-        return VmapPlan(min(given, block), steps, block, (), note)
-
-    def attempt(size: int) -> Trial:
-        shape, cause = shape_of(block * num_devices, size, num_devices), "to choose the vmap size"
-        programs.compile_together(shape, [steps], programs.splits.eval_split, cause)
-        program = programs.train(shape, steps, cause)
-        rows, alive = range(min(shape.lanes, programs.num_members)), np.ones(programs.num_members, np.bool_)
-        population: Any = programs.lay_out(programs.initial, arrange(rows, shape), alive, 0)
-
-        def call() -> object:
-            nonlocal population
-            population, totals = program(population, programs.zeros(shape), programs.spec.feed.prepare(0, steps))
-            return totals
-
-        return try_size(size, steps, call, programs.temporary_bytes(shape, steps))
-
-    # 1, 4, 16 and so on up to all, each so large that the last chunk is full too, or nearly.
-    powers = (min(FACTOR**power, block) for power in range(block.bit_length()))
-    sizes = sorted({-(-block // -(-block // size)) for size in powers})
+    steps = near_divisor(window, ENOUGH_STEPS) if on_cpu else many_steps(programs, window, block)
+    steps = min(given_steps or steps, window)
+    sizes = _sizes_to_try(programs.operations, block, on_cpu=on_cpu, apart=apart, thorough=thorough)
     if given is not None:
         sizes = [min(given, block)]
-    elif not thorough and on_cpu and programs.operations < SHORT_STEP:
-        # Most of a short step is overhead of its operations, which members under one vmap share. If some are stopped
-        # before others, more chunks are better: those without a living member are not computed.
-        most = SHORT_VMAP / (FACTOR if apart else 1)
-        sizes = [max(size for size in sizes if size == 1 or size * programs.operations <= most)]
-    elif not thorough:
-        sizes = sizes[:2] if on_cpu else sizes[-2:]
-    if len(sizes) == 1 and not thorough and (on_cpu or given_steps is not None or steps == window):
-        if given_steps is None:
+    if given_steps is not None and given is not None:
+        return VmapPlan(sizes[0], steps, block, (), note)
+    if len(sizes) == 1 and not thorough:
+        if given_steps is None and on_cpu:
             # Infinitely many operations, as of a loop, get the fewest steps.
             about = min(MOST_STEPS, CALL_OPERATIONS / max(1.0, block * programs.operations))
             steps = near_divisor(window, max(ENOUGH_STEPS, round(about)))
         return VmapPlan(sizes[0], steps, block, (), note)
-    started = time.perf_counter()
-    trials = [attempt(sizes[0])]
-    cost = time.perf_counter() - started
-    if thorough or num_members * plan.num_steps / trials[0].per_second > WORTH_TRYING * cost:
-        shorter = widen(sizes, trials, attempt, 2.0 * block * programs.member_bytes, free)
-        note = "; ".join(filter(None, [note, shorter and f"vmap size {shorter}"])) or None
+
+    def attempt(size: int) -> Trial:
+        most = None if on_cpu or size == 1 else free
+        return _try_members(programs, shape_of(block * num_devices, size, num_devices), steps, most)
+
+    def with_launches(size: int) -> tuple[Trial, float]:
+        trial, shape = attempt(size), shape_of(block * num_devices, size, num_devices)
+        return trial, LAUNCH_SECONDS * programs.launches(shape, steps) / steps
+
+    member_steps = num_members * plan.num_steps
+    if on_cpu or thorough:
+        started = time.perf_counter()
+        trials = [attempt(sizes[0])]
+        if thorough or member_steps / trials[0].per_second > WORTH_TRYING * (time.perf_counter() - started):
+            shorter = widen(sizes, trials, attempt, 2.0 * block * programs.member_bytes, free)
+            note = "; ".join(filter(None, [note, shorter and f"vmap size {shorter}"])) or None
+    else:
+        trials, larger = narrow(sizes, with_launches, member_steps)
+        note = "; ".join(filter(None, [note, larger])) or None
     best = min(trials, key=lambda trial: -(-block // trial.size) * trial.seconds)
-    if given_steps is None:
+    if given_steps is None and on_cpu:
         call_seconds = steps * best.seconds * -(-block // best.size)
         if call_seconds < SHORT_CALL:
             steps = near_divisor(window, min(MOST_STEPS, round(steps * CALL_SECONDS / call_seconds)))
     return VmapPlan(best.size, steps, block, tuple(trials), note)
+
+
+def many_steps(programs: Programs, window: int, members: int = 1) -> int:
+    """The steps per call on an accelerator, where long calls are never slower: by operations, without measuring."""
+    most = ACCELERATOR_OPERATIONS / max(1.0, members * programs.operations)
+    # The batches of a call are on the host, and wait on the device, at the same time.
+    limit = MOST_STEPS if programs.spec.feed.resident else ENOUGH_STEPS
+    return near_divisor(window, max(FEWEST_STEPS, round(min(limit, most))))
+
+
+def _sizes_to_try(operations: float, block: int, *, on_cpu: bool, apart: bool, thorough: bool) -> list[int]:
+    """The vmap sizes that may be the fastest for ``block`` members of so many ``operations`` a step, smallest first."""
+    # 1, 4, 16 and so on up to all, each so large that the last chunk is full too, or nearly.
+    powers = (min(FACTOR**power, block) for power in range(block.bit_length()))
+    sizes = sorted({-(-block // -(-block // size)) for size in powers})
+    if thorough or not on_cpu:
+        return sizes
+    if operations < SHORT_STEP:
+        # Most of a short step is overhead of its operations, which members under one vmap share. If some are stopped
+        # before others, more chunks are better: those without a living member are not computed.
+        most = SHORT_VMAP / (FACTOR if apart else 1)
+        return [max(size for size in sizes if size == 1 or size * operations <= most)]
+    return sizes[:2]
+
+
+def _try_members(programs: Programs, shape: Shape, steps: int, most: int | None) -> Trial:
+    """Times calls of ``steps`` steps of a population of ``shape``; MemoryError if they need over ``most`` bytes."""
+    programs.compile_together(shape, [steps], programs.splits.eval_split, cause := "to choose the vmap size")
+    program, temporary = programs.train(shape, steps, cause), programs.temporary_bytes(shape, steps)
+    rows, alive = range(min(shape.lanes, programs.num_members)), np.ones(programs.num_members, np.bool_)
+    needed = 2 * math.prod(shape) * programs.member_bytes // programs.spec.num_devices + temporary
+    if most is not None and needed > most:
+        raise MemoryError(f"{format_bytes(needed)} of {format_bytes(most)}")
+    population: Any = programs.lay_out(programs.initial, arrange(rows, shape), alive, 0)
+
+    def call() -> object:
+        nonlocal population
+        population, totals = program(population, programs.zeros(shape), programs.spec.feed.prepare(0, steps))
+        return totals
+
+    return try_size(shape.lanes // programs.spec.num_devices, steps, call, temporary)
 
 
 def fitting_block(member_bytes: int, free_bytes: int | None, num_members: int) -> tuple[int, str | None]:

@@ -1,8 +1,9 @@
 """Instruments: clocks, compilations, memory, devices, placement, precision, implementations, throughput, tables."""
 
 from jaxnn.observe._clock import Clock, Throughput, steady_throughput
-from jaxnn.observe._faults import known_faults
+from jaxnn.observe._compiler_options import given_up, known_faults
 from jaxnn.observe._half_sums import half_sums
+from jaxnn.observe._hlo import Work, work_of
 from jaxnn.observe._machine import (
     UNOPENED,
     Placement,
@@ -36,6 +37,7 @@ __all__ = [
     "cpu_count",
     "describe_devices",
     "device_name",
+    "given_up",
     "half_sums",
     "known_faults",
     "markdown_table",

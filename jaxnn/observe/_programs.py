@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jaxnn.observe._faults import options_around_faults
+from jaxnn.observe._compiler_options import CompilerOptions, compiler_options, give_up
 
 # Operations of cuDNN, with the products of their gradient as a multiple of those forward.
 _CUDNN = {"rnn_fwd": 1, "rnn": 1, "rnn_bwd": 2}
@@ -57,24 +57,24 @@ def compile_totals(ledger: Sequence[Compilation]) -> dict[str, float]:
 
 
 # The executables compiled last in this process, by what they were compiled from.
-_EXECUTABLES: dict[Hashable, jax.stages.Compiled] = {}
+_EXECUTABLES: dict[Hashable, Any] = {}
 _MOST_EXECUTABLES = 64
 
 
 class Lowered(NamedTuple):
     """A program that is traced and lowered, ready to be compiled in any thread, and its entry so far."""
 
-    program: jax.stages.Lowered | jax.stages.Compiled  # the latter if this process compiled an equal one before
+    program: Any  # `jax.stages.Lowered`; an executable if this process compiled an equal one before
     entry: Compilation
     key: Hashable = None  # equal for programs that may share an executable; None: not shared
-    options: Mapping[str, Any] = {}  # of the compiler, around its faults
+    options: CompilerOptions | None = None  # None for an executable
 
-    def compile(self) -> tuple[jax.stages.Compiled, Compilation]:
+    def compile(self) -> tuple[Any, Compilation]:
         """The executable, which refuses arguments of another shape, dtype or sharding, and its complete entry.
 
         A program that this process compiled before, and that is among the last 64, is not compiled again.
         """
-        if isinstance(self.program, jax.stages.Compiled):
+        if self.options is None:
             return self.program, dataclasses.replace(
                 self.entry, cache_hit=True, temporary_bytes=temporary_bytes(self.program)
             )
@@ -88,7 +88,7 @@ class Lowered(NamedTuple):
 
         jax.monitoring.register_event_duration_secs_listener(on_duration)
         try:
-            compiled = self.program.compile(dict(self.options)) if self.options else self.program.compile()
+            compiled = _compile(self.program, self.options)
         finally:
             jax.monitoring.unregister_event_duration_listener(on_duration)
         if self.key is not None:
@@ -104,21 +104,72 @@ class Lowered(NamedTuple):
         )
 
 
-def lower_ahead(function: Callable[..., Any], name: str, cause: str, *args: Any, **jit_options: Any) -> Lowered:
+def _compile(program: jax.stages.Lowered, options: CompilerOptions) -> Any:
+    """The executable; without the options for speed if it cannot be compiled, or first called, with them."""
+
+    def plainly(error: Exception) -> jax.stages.Compiled:
+        give_up(error)
+        return program.compile(dict(options.needed))
+
+    if not options.faster:
+        return program.compile(dict(options.needed)) if options.needed else program.compile()
+    try:
+        return _OnTrial(program.compile({**options.needed, **options.faster}), plainly)
+    except jax.errors.JaxRuntimeError as error:
+        return plainly(error)
+
+
+class _OnTrial:
+    """An executable whose first call may fail by its options: then it is ``compiled_again``, and called once more."""
+
+    def __init__(self, compiled: Any, compiled_again: Callable[[Exception], Any]) -> None:
+        self._compiled, self._compiled_again, self._proven = compiled, compiled_again, False
+
+    def __call__(self, *args: Any) -> Any:
+        if self._proven:
+            return self._compiled(*args)
+        # A call may consume its arguments.
+        kept = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf, args)
+        try:
+            results = jax.block_until_ready(self._compiled(*args))
+        except jax.errors.JaxRuntimeError as error:
+            self._compiled = self._compiled_again(error)
+            results = self._compiled(*kept)
+        self._proven = True
+        return results
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiled, name)
+
+
+def lower_ahead(
+    function: Callable[..., Any],
+    name: str,
+    cause: str,
+    *args: Any,
+    platform: str | None = None,
+    once: bool = False,
+    deterministic: bool = False,
+    **jit_options: Any,
+) -> Lowered:
     """Traces and lowers a pure ``function`` without running it; ``name`` and ``cause`` are for the ledger.
 
     ``args`` are its arguments, or ``jax.ShapeDtypeStruct`` in their place; static ones are omitted when the executable
     is called. ``jit_options`` are those of ``jax.jit``: ``static_argnums``, ``donate_argnums``, ``out_shardings``, ….
+    For the compiler: the ``platform`` that the arguments are on, None: JAX's; whether the program is called ``once``,
+    and whether its bits have to be equal in each process (``deterministic``), as they are on a CPU.
     """
     started = time.perf_counter()
     traced = jax.jit(function, **jit_options).trace(*args)
     traced_at = time.perf_counter()
-    key = _executable_key(traced, args, jit_options)
+    options = compiler_options(traced.jaxpr, platform=platform, once=once, deterministic=deterministic)
+    settings = {str(kind): tuple(given.items()) for kind, given in options._asdict().items()}
+    key = _executable_key(traced, args, jit_options | settings)
     if (known := _EXECUTABLES.pop(key, None)) is not None:
         _EXECUTABLES[key] = known  # the last
     program = known or traced.lower()
     entry = Compilation(name, cause, traced_at - started, time.perf_counter() - traced_at)
-    return Lowered(program, entry, key, {} if known else options_around_faults(traced.jaxpr, jax.default_backend()))
+    return Lowered(program, entry, key, None if known else options)
 
 
 def _executable_key(traced: jax.stages.Traced, args: Any, jit_options: Any) -> Hashable:

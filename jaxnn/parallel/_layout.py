@@ -36,6 +36,11 @@ class Layout(NamedTuple):
         return next(device for device in find_devices() if device.process_index == jax.process_index())
 
     @property
+    def platform(self) -> str:
+        """The kind of its devices: ``cpu``, ``gpu`` or ``tpu``."""
+        return str(self.device.platform)
+
+    @property
     def batch_spec(self) -> PartitionSpec:
         """The spec of arrays ``[batch, ...]``; ConfigError unless the strategy's spec fits them and the mesh."""
         if self.mesh is None:

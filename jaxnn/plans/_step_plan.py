@@ -15,9 +15,8 @@ from jaxnn import engine, parallel
 from jaxnn._compat import tracing_for
 from jaxnn.data import steps_per_epoch
 from jaxnn.nn import collect_reasons
-from jaxnn.observe import Table, format_bytes, nbytes
+from jaxnn.observe import Table, Work, format_bytes, nbytes, work_of
 from jaxnn.plans._cards import Card, find_card, measured_card
-from jaxnn.plans._hlo import Work, work_of
 from jaxnn.types import ConfigError, Experiment, Splits, check_int
 
 RESIDENT_SHARE = 0.5  # of the memory that a run can allocate, for data that stay on the card

@@ -17,7 +17,7 @@ import numpy as np
 from jaxnn import engine, parallel
 from jaxnn import record as records
 from jaxnn.engine import RunOptions
-from jaxnn.observe import Clock, compile_totals, describe_devices, peak_memory_bytes, steady_throughput
+from jaxnn.observe import Clock, compile_totals, describe_devices, given_up, peak_memory_bytes, steady_throughput
 from jaxnn.run._display import Display
 from jaxnn.run._report import NAME_WIDTH, Summary, device_rows
 from jaxnn.run._resume import continued_options, restored_facts
@@ -187,6 +187,7 @@ def summarise(session: Session) -> Summary:
         peak_bytes=peak_memory_bytes(),
         compilations=compile_totals(trainer.programs.ledger),
         stalls=tuple(trainer.flight.stalls),
+        compiler=tuple(given_up()),
     )
 
 

@@ -151,6 +151,7 @@ class Summary:
     peak_bytes: tuple[int, str] | None = None  # the most memory taken, and of what
     compilations: Mapping[str, float] = dataclasses.field(default_factory=dict)  # totals of the ledger
     stalls: Sequence[Stall] = ()  # times in which no step completed, oldest first
+    compiler: Sequence[str] = ()  # why programs were compiled without options for speed
 
     def as_json(self) -> dict[str, Any]:
         """Returns its part of ``run.json``."""
@@ -179,6 +180,7 @@ class Summary:
         if hits := self.compilations.get("num_cache_hits"):
             total, saved = self.compilations["num_compilations"], self.compilations["saved_seconds"]
             rows.append(("compile cache", f"{hits:.0f} of {total:.0f} programs, {saved:.1f} s saved"))
+        rows += [("compiler", line) for line in self.compiler]
         if self.stalls:
             places = ", ".join(dict.fromkeys(stall.where for stall in self.stalls))
             times = "once" if len(self.stalls) == 1 else f"{len(self.stalls)} times"

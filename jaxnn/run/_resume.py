@@ -15,7 +15,7 @@ from jaxnn.types import ConfigError, Experiment, RecordError
 # Options that shape what a run leaves behind: a resumed run takes them from the record unless they are given.
 KEPT_OPTIONS = (
     *("report_every", "eval_every", "eval_batch_size", "checkpoint_every", "keep_last", "keep_best"),
-    *("monitor", "monitor_mode", "patience"),
+    *("monitor", "monitor_mode", "patience", "deterministic"),
 )
 
 
@@ -34,6 +34,8 @@ def continued_options(experiment: Experiment[Any], options: RunOptions, before: 
         if name not in before["options"]:
             raise RecordError(f"run.json in {path} lacks the option {name!r}: the record is damaged.")
     kept = {name: before["options"][name] for name in KEPT_OPTIONS}
+    if kept["deterministic"] and not given.get("deterministic", True):
+        raise ConfigError(f"the run in {path} is deterministic, and stays so: leave deterministic at its default.")
     if before["status"] == "finished" and before["config"]["num_steps"] == experiment.config.num_steps:
         given = {"writers": (), "probes": ()} | given  # it is loaded, not trained, and writes nothing
     kept |= recorded_setup(before["options"], given, options.device, f"the run in {path}")

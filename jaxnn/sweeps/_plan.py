@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxnn import engine, parallel
-from jaxnn.observe import Clock, cpu_count, format_bytes
+from jaxnn.observe import Clock, cpu_count, format_bytes, given_up
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps._groups import Group, Loader, PlannedMember, plan_groups, plan_members, traced_values, with_values
 from jaxnn.types import ConfigError, Experiment, check_int
@@ -267,4 +267,5 @@ def group_rows(plan: SweepPlan, group: Group) -> list[tuple[str, str]]:
         *(("plan", line) for line in choice.lines()),
         ("vmap size", f"{choice.size}{devices}, {chunks}, {trainer.plan.steps_per_call} steps per call"),
         *trainer.notes,
+        *(("compiler", line) for line in given_up()),
     ]

@@ -201,7 +201,7 @@ def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> Sweep
         raise ConfigError("a resumed sweep continues its record: leave record at its default.")
     kept = {name: before["options"][name] for name in KEPT_OPTIONS}
     explicit = options.explicit()
-    for name in ("order", "shard", "monitor", "monitor_mode"):
+    for name in ("order", "shard", "monitor", "monitor_mode", "deterministic"):
         if explicit.get(name, kept[name]) != kept[name]:
             raise ConfigError(
                 f"the sweep in {options.resume} has {name}={kept[name]!r}, which decides its results: leave {name} at "

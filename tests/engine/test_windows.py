@@ -4,15 +4,19 @@ import itertools
 import math
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 import jaxnn as jn
 from jaxnn import engine
 from jaxnn.engine import Plan, RunOptions, near_divisor, resolve_cadences, with_tails
 from jaxnn.observe import Clock
+from jaxnn.parallel import Layout
 from jaxnn.tasks import direction_of
 from jaxnn.types import TrainingError
 from tests import tiny
@@ -278,3 +282,63 @@ def test_members_that_do_not_fit_are_trained_in_rounds_of_one_size():
     assert engine.fitting_block(100, 200, 9)[0] == 1
     with pytest.raises(TrainingError, match="not one member fits: its state takes twice 100 B, and 199 B are free"):
         engine.fitting_block(100, 199, 9)
+
+
+# Member-steps/s by vmap size, and seconds of the launches of a step, on an H200 (2026-11-27, d1a419e).
+H200 = {
+    "mlp": ({1: 35.6e3, 4: 142e3, 16: 519e3, 64: 1.99e6, 256: 6.42e6, 1024: 11.9e6}, 42 * 1.5e-6),
+    "cnn": ({1: 3.46e3, 4: 6.18e3, 16: 6.59e3, 64: 11.9e3, 256: 11.6e3}, 60 * 1.5e-6),
+}
+
+
+def narrowed(network: str, sizes: Sequence[int], fitting: int = 1024, steps: float = 1e9) -> Any:
+    """The sizes that are tried on an H200 where at most ``fitting`` fit, the fastest behind them; and a note."""
+    (curve, launches), tried = H200[network], list[int]()
+
+    def attempt(size: int) -> tuple[engine.Trial, float]:
+        tried.append(size)
+        if size > fitting:
+            raise MemoryError
+        return engine.Trial(size, size / curve[size], curve[size], 0), launches
+
+    trials, note = engine.narrow(sizes, attempt, steps)
+    assert [trial.size for trial in trials] == sorted(size for size in tried if size <= fitting)
+    return [*tried, max(trials, key=lambda trial: trial.per_second).size], note
+
+
+def test_an_accelerator_tries_all_members_together_first():
+    sizes = [1, 4, 16, 64, 256]
+    # Most of a step is launches, which a smaller size would not share.
+    assert narrowed("mlp", [*sizes, 1024]) == ([1024, 1024], None)
+    # They are next to nothing: a smaller size may be as good, and is, or not.
+    assert narrowed("cnn", sizes[:4]) == ([64, 16, 64], None)
+    assert narrowed("cnn", sizes)[0] == [256, 64, 16, 64]
+    assert narrowed("cnn", sizes, steps=0)[0] == [256, 256], "not worth another compilation"
+
+
+def test_an_accelerator_tries_what_fits_in_memory():
+    tried, note = narrowed("mlp", [1, 4, 16, 64, 256, 1024], fitting=64)
+    assert tried == [1024, 256, 64, 64] and note == "vmap size 1024 does not fit in memory"
+    with pytest.raises(MemoryError):
+        narrowed("mlp", [256, 1024], fitting=64)
+
+
+def test_an_accelerator_compiles_nothing_to_measure_and_starts_on_the_cpu(monkeypatch, tmp_path):
+    # The first device is taken for an accelerator, and the last for the CPU beside it.
+    local_devices, how = jax.local_devices, {"progress": "none", "report_every": 10, "eval_every": 20}
+    with monkeypatch.context() as patch:
+        patch.setattr(Layout, "platform", "gpu")
+        patch.setattr(jax, "local_devices", lambda **which: local_devices(**which)[::-1])
+        run = jn.fit(tiny.experiment(), run_dir=tmp_path / "run", **how)
+        sweep = jn.sweep(tiny.experiment(), jn.grid(seed=range(5)), devices=1, run_dir=tmp_path / "sweep", **how)
+    programs = tiny.read(tmp_path / "run", "compiles.json")["compilations"]
+    assert {(one["name"], one["cause"]) for one in programs} == {
+        *(("initialise", "start"), ("train 10 steps", "start"), ("evaluate test", "start"))
+    }
+    (group,) = tiny.read(tmp_path / "sweep", "sweep.json")["groups"]
+    assert group["vmap"]["size"] == 5
+    assert {device.id for leaf in jax.tree.leaves(run.state) for device in leaf.devices()} == {0}
+    # A CPU's random numbers.
+    for found, seed in ((run, 0), (sweep.run(3), 3)):
+        right = tiny.fit(tiny.experiment(seed=seed), steps_per_call=10)
+        jax.tree.map(np.testing.assert_array_equal, found.state.params, right.state.params)

@@ -9,8 +9,8 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxnn._compat import tracing_for
 from jaxnn.nn import attention
-from jaxnn.observe import implementations
-from jaxnn.plans import CARDS, plan, topology, work_of
+from jaxnn.observe import implementations, lower_ahead, work_of
+from jaxnn.plans import CARDS, plan, topology
 from jaxnn.types import ConfigError
 from tests import tiny
 from tests.gpu_compile.test_programs import TIME
@@ -108,6 +108,24 @@ def test_cards_before_8_use_attention_that_they_can_compute():
     with tracing_for(device):
         assert implementations(gradient, shape) == {"attention": ["math"]}
         assert gradient.lower(shape).compile() is not None
+
+
+def test_compiler_options_are_known_and_change_the_program():
+    (device,) = topology(CARDS["h100"], 1)
+    shape = jax.ShapeDtypeStruct((8, 16, 16, 8), "float32", sharding=SingleDeviceSharding(device))
+
+    def added(x: jax.Array) -> jax.Array:
+        kernel = jnp.ones((3, 3, 8, 8))
+        options = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+        rows = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", **options)
+        return jnp.zeros((3, 16, 16, 8)).at[jnp.arange(8) % 3].add(rows)
+
+    with tracing_for(device):
+        one, other = (lower_ahead(added, "", "", shape, deterministic=same) for same in (False, True))
+        assert one.options.faster and not one.options.needed and other.options.needed
+        # What a scatter adds by atomics in any order is sorted and summed before.
+        kernels = [lowered.compile()[0].as_text().count(" fusion(") for lowered in (one, other)]
+        assert kernels[0] < kernels[1]
 
 
 def test_calls_of_python_are_refused():

@@ -16,9 +16,9 @@ import pytest
 import jaxnn as jn
 from jaxnn import engine
 from jaxnn._compat import tracing_for
-from jaxnn.observe import nbytes
+from jaxnn.observe import nbytes, work_of
 from jaxnn.parallel import DATA, Layout, find_strategy, make_mesh, parse_mesh
-from jaxnn.plans import CARDS, topology, work_of
+from jaxnn.plans import CARDS, topology
 from tests import tiny
 
 if find_spec("jax_cuda13_plugin") is None or os.environ.get("JAX_PLATFORMS") != "cpu":

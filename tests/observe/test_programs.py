@@ -23,6 +23,7 @@ import jaxnn as jn
 from jaxnn import observe
 from jaxnn.observe import Clock, Table, lower_ahead, markdown_table, product_dtypes, steady_throughput, text_table
 from jaxnn.types import ConfigError
+from tests import shell
 
 PLATFORM = jax.default_backend()
 
@@ -292,6 +293,45 @@ def test_products_with_one_value_are_right():
     ):
         compiled, _ = lower_ahead(function, "spread", "test", x, values[0]).compile()
         np.testing.assert_allclose(compiled(x, values[0]), expected, rtol=1e-4)
+
+
+GRAPHS = """
+import sys
+import jax
+import jax.numpy as jnp
+from jaxnn import observe
+
+def failing(kind, name, fails):
+    real = getattr(kind, name)
+    def method(self, *given):
+        if fails(*given):
+            raise jax.errors.JaxRuntimeError("INTERNAL: no graphs")
+        return real(self, *given)
+    setattr(kind, name, method)
+
+options, calls = [], []
+fails = sys.argv[1]
+failing(jax.stages.Lowered, "compile", lambda given={}: options.append([*given]) or (fails == "compile" and given))
+failing(jax.stages.Compiled, "__call__", lambda *_: calls.append(0) or (fails == "call" and len(calls) == 1))
+
+def convolve(x):
+    return jax.lax.conv(x, jnp.ones((1, 1, 3, 3)), (1, 1), "SAME"), jnp.sum(x)
+
+for function in (convolve, lambda x: convolve(2 * x), lambda x: (x, x)):
+    compiled, _ = observe.lower_ahead(function, "", "", jnp.ones((1, 1, 4, 4)), platform="cuda").compile()
+    print(*(float(jnp.sum(part)) for part in compiled(jnp.ones((1, 1, 4, 4)))))
+print(options, observe.given_up())
+"""
+
+
+@pytest.mark.parametrize("failing", ["nothing", "compile", "call"])
+def test_convolutions_are_in_cuda_graphs_unless_that_fails(failing):
+    done = shell.python("-c", GRAPHS, failing)
+    *sums, last = done.stdout.splitlines()
+    assert sums == ["100.0 16.0", "200.0 32.0", "16.0 16.0"], done.stderr
+    # After a failure no other program of the process is compiled so.
+    assert last.count("xla_gpu_enable_command_buffer") == (2 if failing == "nothing" else 1)
+    assert ("launched one by one: INTERNAL: no graphs" in last) == (failing != "nothing")
 
 
 def test_ledger_adds_up():

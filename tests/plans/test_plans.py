@@ -15,9 +15,9 @@ from jaxnn import engine
 from jaxnn.advice import Advice, BatchSizePlan, DeviceFigures
 from jaxnn.engine import Trial
 from jaxnn.nn import BatchNorm, Conv
-from jaxnn.observe import product_flops
+from jaxnn.observe import product_flops, work_of
 from jaxnn.parallel import SINGLE_DEVICE, make_layout
-from jaxnn.plans import CARDS, StepPlan, find_card, work_of
+from jaxnn.plans import CARDS, StepPlan, find_card
 from jaxnn.types import ConfigError, DataError
 from tests import tiny
 

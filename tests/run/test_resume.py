@@ -104,6 +104,7 @@ def test_record_gets_facts_of_the_resume(half, whole):
 
 WRITTEN = Table()
 RECORDED: dict[str, Any] = {"monitor": "accuracy", "keep_last": 3, "patience": 9, "checkpoint_every": 10}
+RECORDED |= {"deterministic": True}
 
 
 def test_options_come_from_the_record_unless_given(tmp_path, capsys):
@@ -117,7 +118,10 @@ def test_options_come_from_the_record_unless_given(tmp_path, capsys):
     tiny.fit(tiny.experiment(num_steps=5), path, writers=(f"{__name__}:WRITTEN",), **RECORDED)
     tiny.fit(tiny.experiment(num_steps=10), resume=path, progress="plain")
     assert options() == RECORDED
-    assert "after step 5; num_steps 5 → 10\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "after step 5; num_steps 5 → 10\n" in printed and "it changes nothing on a CPU" in printed
+    with pytest.raises(jn.ConfigError, match="is deterministic, and stays so"):
+        tiny.fit(tiny.experiment(num_steps=15), resume=path, deterministic=False)
     assert [line["step"] for line in written.rows] == [5, 10] and written.closed == 2
     # A command line takes the number of steps from the record, unless a flag gives another.
     assert jn.main(tiny.experiment(), ["--resume", str(path), "--progress", "none"]).summary.step == 10
@@ -125,7 +129,7 @@ def test_options_come_from_the_record_unless_given(tmp_path, capsys):
     assert options() == RECORDED | {"keep_last": 2, "patience": None}
     flags = ["--num-steps", "20", "--monitor=loss", "--checkpoint_every", "None", "--progress", "none"]
     assert jn.main(tiny.experiment(), ["--resume", str(path), *flags]).summary.step == 20
-    assert options() == {"monitor": "loss", "keep_last": 2, "patience": None, "checkpoint_every": None}
+    assert options() == RECORDED | {"monitor": "loss", "keep_last": 2, "patience": None, "checkpoint_every": None}
     assert tiny.read(path)["resumed"][-1]["changed"] == ["num_steps 15 → 20"]
     assert "used the metric writers Table, without MODULE:NAME: give them again\n" in capsys.readouterr().err
     assert len(written.rows) == 2

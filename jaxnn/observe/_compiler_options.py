@@ -1,11 +1,86 @@
-"""Known faults of the compiler that change numbers, and the way round them."""
+"""All options that jaxnn gives the compiler: around its faults, for equal bits, and for speed."""
 
 import functools
 import importlib.metadata
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax.extend import core
+
+from jaxnn.types import ConfigError
+
+SWITCH = "JAXNN_COMPILER_OPTIONS"  # the environment variable: auto, or off for none of those for speed
+# XLA's own list, and convolutions: by default they break each CUDA graph of a network (openxla/xla#34572). cuDNN's
+# recurrent layers cannot be recorded.
+_IN_GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONVOLUTION"
+# Why options for speed were given up in this process, one line each.
+_given_up: dict[str, None] = {}
+
+
+class CompilerOptions(NamedTuple):
+    """The compiler's options for a program."""
+
+    needed: Mapping[str, Any]  # for right numbers, or for equal ones
+    faster: Mapping[str, Any]  # without which it is compiled if it fails with them
+
+
+def compiler_options(jaxpr: Any, *, platform: str | None, once: bool, deterministic: bool) -> CompilerOptions:
+    """The options for the program of ``jaxpr`` on a ``platform``, None: JAX's; called ``once``; with equal bits.
+
+    ConfigError for an unknown value of the switch.
+    """
+    if (switch := os.environ.get(SWITCH) or "auto") not in ("auto", "off"):
+        raise ConfigError(f"{SWITCH} in the environment is {switch!r}: choose auto or off.")
+    platform = platform or _platform()
+    needed = {name: value for fault in known_faults(platform) if fault.is_in(jaxpr) for name, value in fault.options}
+    if deterministic and platform == "cuda":
+        # Otherwise scatters add in any order, and another process may choose other kernels.
+        needed |= {"xla_gpu_exclude_nondeterministic_ops": True}
+    faster: dict[str, Any] = {}
+    if switch == "off":
+        return CompilerOptions(needed, faster)
+    if once and platform == "cpu":
+        # LLVM works 77 seconds on the initial state of a ResNet-56, and 6 with few passes; the bits are the same.
+        needed |= {"xla_backend_optimization_level": 1}
+    if platform == "cuda" and not _given_up and has_convolution(jaxpr):
+        faster = {"xla_gpu_enable_command_buffer": _IN_GRAPHS}
+    return CompilerOptions(needed, faster)
+
+
+def _platform() -> str:
+    """The platform of the device that JAX computes on here: ``cpu``, ``cuda``, ``rocm`` or ``tpu``."""
+    device: Any = jax.config.jax_default_device
+    if not isinstance(device, jax.Device):
+        device = jax.local_devices(backend=device)[0]
+    if device.platform != "gpu":
+        return str(device.platform)
+    return "cuda" if str(getattr(device, "compute_capability", "")).replace(".", "").isdigit() else "rocm"
+
+
+def has_convolution(jaxpr: Any) -> bool:
+    """Whether a convolution is in ``jaxpr``."""
+    return any(
+        equation.primitive.name in ("conv_general_dilated", "channels_last_convolution")
+        or any(map(has_convolution, core.jaxprs_in_params(equation.params)))
+        for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns
+    )
+
+
+def give_up(error: Exception) -> None:
+    """Has no program of this process compiled any more with the options for speed, which failed by ``error``."""
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    _given_up.setdefault(f"convolutions could not be recorded in CUDA graphs, and are launched one by one: {first}")
+
+
+def given_up() -> list[str]:
+    """Returns why programs of this process were compiled without the compiler's options for speed.
+
+    >>> jn.observe.given_up()  # nothing failed
+    []
+    """
+    return list(_given_up)
 
 
 class Fault(NamedTuple):
@@ -16,7 +91,7 @@ class Fault(NamedTuple):
     pattern: str
     way_round: str  # and what it costs
     is_in: Callable[[Any], bool]  # whether a jaxpr has the pattern
-    compiler_options: Mapping[str, Any]  # with which its program is right
+    options: Sequence[tuple[str, Any]]  # the compiler's, with which its program is right
 
 
 def known_faults(platform: str, version: str | None = None) -> list[Fault]:
@@ -32,12 +107,6 @@ def known_faults(platform: str, version: str | None = None) -> list[Fault]:
 @functools.cache
 def _jaxlib_version() -> str:
     return importlib.metadata.version("jaxlib")
-
-
-def options_around_faults(jaxpr: Any, platform: str) -> dict[str, Any]:
-    """The compiler's options with which the program of ``jaxpr`` is right on a ``platform``: empty for most."""
-    found = (fault for fault in known_faults(platform) if fault.is_in(jaxpr))
-    return {name: value for fault in found for name, value in fault.compiler_options.items()}
 
 
 # Of a broadcast array XLA makes the same of an operand.
@@ -90,7 +159,7 @@ def _follow(jaxpr: Any, given: Sequence[frozenset[int]]) -> tuple[bool, list[fro
     return False, [axes(atom) for atom in jaxpr.outvars]
 
 
-_WITHOUT_FUSIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
+_WITHOUT_FUSIONS = (("xla_cpu_experimental_ynn_fusion_type", ""),)
 _BY_FLAG = "for jax.jit set XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=, at 5 to 30 % of the speed"
 _FAULTS = (
     Fault(
