@@ -24,7 +24,11 @@ type Context = contextlib.AbstractContextManager[Any]
 _GPU_ATTENTION = "cudnn", "xla", "math", "memory_efficient"
 # By operation and platform, best first; "other" is every platform not named. docs/performance.md has the measurements.
 _PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "convolution": {"cpu": ("onednn", "channels_last", "xla"), "other": ("xla", "channels_last")},
+    "convolution": {
+        "cpu": ("onednn", "channels_last", "xla"),
+        "gpu": ("patches", "xla"),
+        "other": ("xla", "channels_last"),
+    },
     "dense": {"cpu": ("onednn", "xla"), "other": ("xla",)},
     "dropout": {"cpu": ("native", "xla"), "other": ("xla",)},
     "lookup": {"cpu": ("native", "xla"), "other": ("xla",)},

@@ -131,7 +131,7 @@ def onednn_conv(inputs: jax.Array, kernel: jax.Array, geometry: Geometry, groups
 
     Raises nothing: `onednn_obstacle` was None. In a program that XLA partitions, each device convolves its rows.
     """
-    g = geometry._replace(groups=groups, native=True)
+    g = geometry._replace(groups=groups, form="native")
 
     convolve_rows = _transposed_convolution if max(g.input_dilation) > 1 else _cropped_convolution
     run = map_rows(functools.partial(convolve_rows, geometry=g), inputs.shape[0], (0, None), 0)
@@ -174,7 +174,7 @@ def _transposed_convolution(inputs: jax.Array, kernel: jax.Array, geometry: Geom
 
 
 def _evaluate_native(first: jax.Array, second: jax.Array, *, missing: str, geometry: Geometry) -> jax.Array:
-    if not geometry.native:
+    if geometry.form != "native":
         return evaluate(first, second, missing=missing, geometry=geometry)
     g, aval = geometry, abstract_result(first, second, missing=missing, geometry=geometry)
     dtype = jnp.promote_types(first.dtype, second.dtype)

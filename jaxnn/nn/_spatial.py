@@ -11,7 +11,7 @@ import numpy as np
 from flax import linen
 from jax import lax
 
-from jaxnn.nn._channels_last_conv import Geometry, channels_last_conv, conv_dimension_numbers
+from jaxnn.nn._channels_last_conv import Geometry, channels_last_conv, conv_dimension_numbers, convolve
 from jaxnn.nn._custom_vjp import custom_vjp
 from jaxnn.nn._layer_arguments import choose, narrowed, positive_ints, scope, with_wide_bias
 from jaxnn.nn._onednn import onednn_conv, onednn_obstacle
@@ -92,6 +92,9 @@ def conv_general_dilated(
       is a sum over the kernel's elements. In a jaxpr it is a ``channels_last_convolution``, which `jax.checkpoint`
       policies that save products do not know: it is recomputed, unless its result has a saved name
       (`jax.ad_checkpoint.checkpoint_name`).
+    - ``"patches"``: on GPUs. As ``"xla"``, except that members of `jax.vmap` with kernels of their own are one batched
+      product of patches in each direction: cuDNN is slow with the groups that XLA makes of them. Also a
+      ``channels_last_convolution``.
 
     Results are equal to rounding, and differentiable in either mode and to any order.
 
@@ -102,8 +105,8 @@ def conv_general_dilated(
 
     Args are ``jax.lax``'s. ``"channels_last"`` takes ``lhs [batch, *spatial, in_features]``, ``rhs [*spatial,
     in_features // groups, out_features]``, the ``dimension_numbers`` of this layout (None is channels first, as in
-    ``jax.lax``) and a ``batch_group_count`` of 1. ``implementation`` is a name above, a function called as
-    ``jax.lax``'s, or None for the best that supports the arguments.
+    ``jax.lax``) and a ``batch_group_count`` of 1, as do ``"onednn"`` and ``"patches"``. ``implementation`` is a name
+    above, a function called as ``jax.lax``'s, or None for the best that supports the arguments.
     """
     options = (window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers)
     rest = (feature_group_count, batch_group_count, precision, preferred_element_type)
@@ -116,7 +119,7 @@ def conv_general_dilated(
         raise ConfigError(f"convolution of {lhs.shape} with a kernel {rhs.shape}: {error}") from error
     obstacle = _obstacle(lhs, rhs, output, dimension_numbers, batch_group_count)
     native = obstacle or onednn_obstacle(lhs, rhs, output, window_strides, padding, lhs_dilation)
-    name = choose("convolution", implementation, {"onednn": native, "channels_last": obstacle})
+    name = choose("convolution", implementation, {"onednn": native, "channels_last": obstacle, "patches": obstacle})
     with scope("convolution", name):
         if name == "xla":
             return lax.conv_general_dilated(lhs, rhs, *options, *rest)
@@ -137,8 +140,10 @@ def conv_general_dilated(
             preferred_element_type=preferred_element_type,
             precision=precision,
         )
-        convolve = onednn_conv if name == "onednn" else channels_last_conv
-        return convolve(lhs, rhs, geometry, feature_group_count)
+        if name == "patches":
+            return convolve(lhs, rhs, geometry._replace(form=name, groups=feature_group_count))
+        by_name = onednn_conv if name == "onednn" else channels_last_conv
+        return by_name(lhs, rhs, geometry, feature_group_count)
 
 
 def _obstacle(

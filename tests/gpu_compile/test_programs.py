@@ -230,7 +230,9 @@ def test_training_step(case):
     lanes = case.members // axes.get("members", 1)
     # cuDNN's LSTM runs the members of a device one after another.
     times = lanes if family == "lstm" else 1
-    assert program.calls == {name: times * count for name, count in CALLS.get(family, {}).items()}
+    if family == "cnn" and lanes > 1:
+        times = 0  # cuDNN takes members with kernels of their own as groups, slowly: products of patches
+    assert program.calls == {name: times * count for name, count in CALLS.get(family, {}).items() if times}
     # Each device computes on its rows, of all its members, and on its heads.
     rows, shapes = BATCH // axes["data"], set()
     if family == "lstm":

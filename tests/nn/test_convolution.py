@@ -147,7 +147,7 @@ LARGE = {
 # oneDNN refuses strides and input dilation at once.
 SUPPORTED = {name: case for name, case in CASES.items() if not (case.lhs_dilation and max(case.strides) > 1)}
 implementations = pytest.mark.parametrize(
-    "implementation", ["channels_last", pytest.param("onednn", marks=native.needed)]
+    "implementation", ["channels_last", "patches", pytest.param("onednn", marks=native.needed)]
 )
 
 
@@ -258,8 +258,9 @@ def test_empty_batches_and_members_convolve():
     params = draws.variables(layer, np.ones((1, 5, 4, 2), np.float32))
     assert layer.apply(params, np.ones((0, 5, 4, 2), np.float32)).shape == (0, 5, 4, 3)
     stacked = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), np.float32), params)
-    members = jax.vmap(layer.apply, (0, None))(stacked, np.ones((2, 5, 4, 2), np.float32))
-    assert members.shape == (0, 2, 5, 4, 3)
+    for each in (layer, Conv(3, (3, 3), implementation="patches")):
+        members = jax.vmap(each.apply, (0, None))(stacked, np.ones((2, 5, 4, 2), np.float32))
+        assert members.shape == (0, 2, 5, 4, 3)
 
 
 def test_second_derivatives_of_either_order_are_exact():
@@ -308,8 +309,9 @@ def test_vmap_equals_separate_runs_without_grouped_convolutions(axes, implementa
         runs = {name: jax.vmap(run, (None, 0)) for name, run in runs.items()}
         of_x, of_kernel = np.stack([of_x, of_x]), np.stack([of_kernel, 2 * of_kernel])
     program = jax.jit(lambda arrays: {name: run(*arrays[name]) for name, run in runs.items()}).lower(arrays)
-    if implementation == "channels_last":
-        assert set(re.findall(r"_group_count = (\d+)", program.as_text())) == {"1"}
+    # At most the layer's own groups.
+    if known := {"channels_last": {"1"}, "patches": {"1", "2", "4"}}.get(implementation):
+        assert set(re.findall(r"_group_count = (\d+)", program.as_text())) <= known
     for name, results in program.compile()(arrays).items():
         case = cases[name]
         exact = case.exact(*case.arrays(), draws.normal(2, *results[0].shape[of_x.ndim :]))
@@ -394,7 +396,7 @@ def test_implementations_are_chosen_or_refused(pretend_gpu):
     with pytest.raises(ConfigError, match=r"convolution of \(3, 7, 6, 6\) with a kernel \(3, 2, 5, 4\)"):
         DENSE.function()(x, kernel[:, :, 1:])
     pretend_gpu()
-    assert chosen(DENSE.function(), x, kernel) == {"xla"}
+    assert chosen(DENSE.function(), x, kernel) == {"patches"}
 
 
 LAYERS: dict[str, dict[str, Any]] = {
