@@ -76,6 +76,7 @@ def notes_on(programs: Programs, splits: Splits) -> list[tuple[str, str]]:
         more = f" (and {len(sums) - 1} more)" if len(sums) > 1 else ""
         remedy = "jn.nn.Dense, Conv, Embed and add_broadcast, with the parameters of Flax's, sum in float32"
         found.append(("warning", f"the step {sums[0]}{more}, and loses terms: {remedy}"))
+    found += [("chosen", reason) for reason, was_measured in programs.reasons.items() if was_measured]
     if programs.deterministic and programs.layout.platform == "cpu":
         found.append(("deterministic", "it changes nothing on a CPU, whose bits are equal without it"))
     if getattr(programs.spec.experiment.config, "learning_rate", None) == 0 and "learning_rate" not in programs.values:

@@ -18,7 +18,7 @@ from jaxnn.engine._feed import Piece, evaluation_pieces
 from jaxnn.engine._prediction import make_predict, metrics_of_outputs
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, Start, find_start, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
-from jaxnn.nn import partition_specs
+from jaxnn.nn import collect_reasons, partition_specs
 from jaxnn.parallel import Layout, process_count, shardings_of
 from jaxnn.record import data_fingerprint, program_fingerprint, text_fingerprint
 from jaxnn.steps import Totals, make_evaluate_step
@@ -51,13 +51,14 @@ class Programs:
     shapes: TrainState = dataclasses.field(init=False)  # those of the state of one member
     shardings: Any = dataclasses.field(init=False, default=None)  # of each of its arrays; None on one device
     metrics: tuple[str, ...] = dataclasses.field(init=False)  # the names of the training metrics
+    reasons: dict[str, bool] = dataclasses.field(init=False)  # for implementations, see `nn.collect_reasons`
     _pieces: dict[tuple[str, int], Callable[[], Iterator[Piece]]] = dataclasses.field(init=False, default_factory=dict)
     _compiled: dict[Any, Any] = dataclasses.field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         size = self.spec.experiment.config.batch_size
         self.first_examples = self.layout.place(self.source.read(np.arange(size)))
-        with self.clock.span("trace", "tracing the model"):
+        with self.clock.span("trace", "tracing the model"), collect_reasons() as self.reasons:
             self.shapes = jax.eval_shape(_pure.make_init(self.spec.experiment, self.source), self.first_examples)
             self.spec = self.spec._replace(layout=self.layout.resolve(self.shapes))
             if self.layout.mesh is not None:

@@ -13,12 +13,21 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxnn.nn._custom_vjp import custom_vjp, native_or_xla
-from jaxnn.nn._layer_arguments import choose, compute_capability, map_rows, scope, shard_rows, sharding_obstacle
+from jaxnn.nn._layer_arguments import (
+    Size,
+    choose,
+    compute_capability,
+    map_rows,
+    scope,
+    shard_rows,
+    sharding_obstacle,
+)
 from jaxnn.nn._memory_efficient_attention import BLOCK, memory_efficient_attention
 from jaxnn.nn._onednn import native_call, native_obstacle, onednn_package
 from jaxnn.types import ConfigError
 
 _FEW_HEADS, _FEW_SCORES = 4, 2**14
+_CACHED_SCORES_BYTES = 2**25  # of a card's cache, such as an H200's
 _MAX_SCORES_BYTES = 2**23  # beyond, with several blocks, "memory_efficient" is measured to be faster on CPU too
 
 
@@ -71,7 +80,7 @@ def attention(
     """
     args = _checked(_Arguments(query, key, value, mask, bias, lengths, query_lengths, causal, scale))
     if not callable(implementation):
-        implementation = choose("attention", implementation, _obstacles(args, implementation))
+        implementation = choose("attention", implementation, _obstacles(args, implementation), _size(args))
     with scope("attention", implementation):
         # Sharded along other axes, cuDNN's kernels cannot be compiled.
         args = _Arguments._make((*shard_rows(args[:3]), *args[3:]))
@@ -344,6 +353,15 @@ def _obstacles(args: _Arguments, given: str | None) -> dict[str, str | None]:
         "xla": xla_obstacle,
         "cudnn": cudnn_obstacle,
     }
+
+
+def _size(args: _Arguments) -> Size | None:
+    """What decides which implementation is faster; None if those that keep scores would have many of them."""
+    batch, num_keys = args.key.shape[:2]
+    sizes = (batch, args.query.shape[2], args.query.shape[1], num_keys)
+    if not all(isinstance(size, int) for size in sizes) or 4 * math.prod(sizes) > _CACHED_SCORES_BYTES:
+        return None
+    return Size(num_keys, args.query.dtype, f"{batch} × {num_keys} keys")
 
 
 def _cudnn_obstacle(args: _Arguments) -> str | None:

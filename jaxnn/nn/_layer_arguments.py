@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
+import json
+import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from importlib import resources
 from typing import Any, NamedTuple
 
 import jax
@@ -48,7 +52,9 @@ _axis: ContextVar[str | None] = ContextVar("batch_axis", default=None)
 _mask: ContextVar[Array | None] = ContextVar("batch_mask", default=None)
 _sharding: ContextVar[BatchSharding | None] = ContextVar("batch_sharding", default=None)
 _portable: ContextVar[bool] = ContextVar("portable", default=False)
-_reasons: ContextVar[dict[str, None] | None] = ContextVar("reasons", default=None)
+_reasons: ContextVar[dict[str, bool] | None] = ContextVar("reasons", default=None)
+# A measurement holds for smaller sizes, and below this many times its own.
+_HOLDS_BELOW = 2
 
 
 def default_device() -> jax.Device:
@@ -70,10 +76,19 @@ def compute_capability() -> float:
         return 0.0
 
 
-def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None]) -> str:
+class Size(NamedTuple):
+    """What decides on a GPU which implementation is faster."""
+
+    value: int  # keys of attention, features of a recurrent layer
+    dtype: Any
+    text: str  # ``4 × 256 keys``
+
+
+def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None], size: Size | None = None) -> str:
     """Returns the implementation ``given``, or for None the first of `_PREFERRED` without an obstacle.
 
-    ``obstacles`` maps an implementation to the reason why it cannot be used here, or None.
+    ``obstacles`` maps an implementation to the reason why it cannot be used here, or None. On a GPU, the faster one at
+    this ``size`` is first, if it was measured on a card of this compute capability (``measured.json``).
 
     >>> jn.nn.choose("normalization", None, {"native": "the package is not installed"})  # on a CPU
     'custom_vjp'
@@ -81,11 +96,13 @@ def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None
     preferred = _PREFERRED[operation]
     if given is None:
         order = preferred["other"] if _portable.get() else preferred.get(platform(), preferred["other"])
+        if size is not None and (first := _measured(operation, size, obstacles)) is not None:
+            return first
         found = next((name for name in order if obstacles.get(name) is None), None)
         if found is None:
             raise ConfigError(f"{operation} cannot be computed here: {'; '.join(map(str, obstacles.values()))}.")
         if (reasons := _reasons.get()) is not None:
-            reasons |= {f"{operation} without {name}: {obstacles[name]}": None for name in order[: order.index(found)]}
+            reasons |= {f"{operation} without {name}: {obstacles[name]}": False for name in order[: order.index(found)]}
         return found
     known = {name for names in preferred.values() for name in names}
     if given not in known:
@@ -93,6 +110,31 @@ def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None
     if (obstacle := obstacles.get(given)) is not None:
         raise ConfigError(f"{operation} cannot use {given!r} here: {obstacle}; leave implementation out.")
     return given
+
+
+@functools.cache
+def _measurements() -> list[dict[str, Any]]:
+    """Rows of ``measured.json``, which the benchmark ``gpu_day`` writes."""
+    text = resources.files("jaxnn.nn").joinpath("measured.json").read_text()
+    return json.loads(text)  # type: ignore[no-any-return]
+
+
+def _measured(operation: str, size: Size, obstacles: Mapping[str, str | None]) -> str | None:
+    """The implementation that was faster at the nearest size measured on such a card; None: no one knows."""
+    capability = 0.0 if _portable.get() else compute_capability()
+    what = operation, str(jnp.dtype(size.dtype)), capability
+    rows = [row for row in _measurements() if (row["operation"], row["dtype"], float(row["capability"])) == what]
+    row = min(rows, key=lambda row: abs(math.log(row["size"] / size.value)), default=None)
+    if row is None or size.value >= _HOLDS_BELOW * row["size"]:
+        return None
+    times: dict[str, float] = {name: t for name, t in row["microseconds"].items() if obstacles.get(name) is None}
+    if len(times) < 2:
+        return None
+    first = min(times, key=lambda name: times[name])
+    if (reasons := _reasons.get()) is not None:
+        compared = ", ".join(f"{name} {each:,} µs" for name, each in times.items())
+        reasons[f"{operation} of {size.text}: {first}, measured on an {row['device']} ({compared})"] = True
+    return first
 
 
 @contextlib.contextmanager
@@ -111,7 +153,10 @@ def portable() -> Context:
 
 
 def collect_reasons() -> Context:
-    """Context that collects, of operations traced in it, why an implementation preferred on this device is not used."""
+    """Context that collects why operations traced in it have their implementations: True if it was measured.
+
+    It has a reason where one is chosen by size, or one that is preferred on this device cannot be used.
+    """
     return _setting(_reasons, {})
 
 

@@ -10,7 +10,7 @@ from flax import linen
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
-from jaxnn.nn._layer_arguments import choose, scope, unbox
+from jaxnn.nn._layer_arguments import Size, choose, scope, unbox
 from jaxnn.nn._rnn_kernels import (
     Weights,
     cudnn_obstacle,
@@ -248,7 +248,9 @@ def _run(
     if isinstance(first, LSTM):
         native = native_lstm_obstacle(sequences, dtypes, requested=first.implementation is not None)
         obstacles = {"cudnn": cudnn_obstacle(dtypes), "native": native}
-    chosen = choose("recurrence", first.implementation, obstacles)
+    num_steps, features = moved.shape[0], first.features
+    size = Size(features, jnp.result_type(*dtypes), f"{num_steps} steps of {features} features")
+    chosen = choose("recurrence", first.implementation, obstacles, size)
     results: list[tuple[Any, jax.Array]] = []
     with scope("recurrence", chosen):
         if chosen == "cudnn" and len(directions) == 2:

@@ -1,4 +1,4 @@
-"""Training steps of small models, compiled for H100s that are not here: calls, collectives, memory, precision."""
+"""Training steps of small models, compiled for cards that are not here: calls, collectives, memory, precision."""
 
 import collections
 import functools
@@ -101,7 +101,9 @@ def compile_step(name: str, how: str, members: int) -> Program:
     axes = parse_mesh(MESHES[how])
     if members > 1:
         axes = {engine.MEMBERS: 1, **axes}
-    devices = topology(CARDS["h100"], math.prod(axes.values()))
+    # On an H100, cuDNN is not chosen for so few features and keys.
+    card = "a100" if name.startswith(("lstm", "gpt")) else "h100"
+    devices = topology(CARDS[card], math.prod(axes.values()))
     strategy = find_strategy(how.partition("+")[0].replace("one", "data"))
     layout = Layout(strategy, make_mesh(devices, axes), (DATA, engine.MEMBERS), abstract=True)
     one = experiment(name)
@@ -252,7 +254,7 @@ def test_training_step(case):
     assert program.state <= program.aliased <= program.state + 32 * case.members
     if "fsdp" in case.how:
         assert program.state < 1.15 * 3 * program.params / axes["data"]  # Adam keeps two moments
-    assert case.temporary / 2 < program.temporary / 1e6 < case.temporary * 2
+    assert case.temporary / 2 < program.temporary / 1e6 < case.temporary * 2, program.temporary
 
     assert not program.half_sums
     assert program.products == {"bf16" if family == "gpt" else "f32"}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxnn.nn import BatchSharding, attention, use_batch_sharding
+from jaxnn.nn import BatchSharding, attention, collect_reasons, use_batch_sharding
 from jaxnn.observe import implementations, product_flops
 from jaxnn.types import ConfigError
 from tests import draws, native
@@ -328,13 +328,34 @@ def test_cudnn_is_taken_on_a_gpu_that_can_and_refused_with_a_reason(monkeypatch,
 
     pretend_gpu()
     monkeypatch.setattr(jax.nn, "dot_product_attention", pretend)
-    half = [jnp.ones((2, 8, 2, 128), jnp.bfloat16)] * 3
+    half = [jnp.ones((2, 512, 2, 8), jnp.bfloat16)] * 3
     out = attention(*half, causal=True, lengths=np.array([0, 3]))
     assert [options["implementation"] for options in taken] == ["cudnn"]
     assert np.array_equal(taken[0]["key_value_seq_lengths"], [1, 3])  # outputs without keys are set to 0 afterwards
     assert np.all(out[0] == 0) and np.all(out[1] == 1)
     attention(*(array.astype(jnp.float32) for array in half))
     assert taken[1]["implementation"] == "xla"
+
+
+# Keys, sequences, capability, and the implementation of bfloat16: as measured nearby, else cuDNN's.
+BY_SIZE = [(64, 4, "9.0", "xla"), (256, 4, "9.0", "xla"), (510, 4, "9.0", "xla"), (512, 4, "9.0", "cudnn")]
+BY_SIZE += [(256, 4, "8.0", "cudnn"), (256, 256, "9.0", "cudnn")]
+
+
+@pytest.mark.parametrize(("keys", "batch", "capability", "expected"), BY_SIZE)
+def test_the_faster_implementation_of_a_size_is_taken_where_it_was_measured(
+    keys, batch, capability, expected, pretend_gpu, monkeypatch
+):
+    def taken(query: Any, *_: Any, implementation: str, **__: Any) -> Any:
+        return found.append(implementation) or query
+
+    found: list[str] = []
+    monkeypatch.setattr(jax.nn, "dot_product_attention", taken)
+    pretend_gpu(capability)
+    with collect_reasons() as reasons:
+        attention(*[jnp.ones((batch, keys, 4, 64), "bfloat16")] * 3)
+    measured = f"attention of {batch} × {keys} keys: xla, measured on an NVIDIA H200 (cudnn 208 µs, xla 149 µs)"
+    assert found == [expected] and [*reasons] == ([measured] if expected == "xla" else [])
 
 
 def test_a_function_is_an_implementation():
