@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxnn.parallel import fetching
 from jaxnn.record import as_key_like, is_key
 from jaxnn.types import Array, ConfigError, Experiment, PyTree, TrainState
 
@@ -43,7 +44,7 @@ class HostStates(NamedTuple):
 
 def to_host(states: TrainState) -> HostStates:
     """Fresh states ``[members, ...]`` as rows on the host."""
-    rows = jax.tree.map(np.array, _key_words(states))
+    rows = jax.tree.map(np.array, fetching(_key_words(states)))
     return HostStates(rows, np.full(len(rows.step), -1, np.int32))
 
 
@@ -87,7 +88,7 @@ def bring_back(host: HostStates, population: Population, slots: np.ndarray) -> H
         merged[rows] = np.asarray(new).reshape(slots.size, *old.shape[1:])[lanes]
         return merged
 
-    states = jax.tree.map(replaced, host.states, _key_words(population.members))
+    states = jax.tree.map(replaced, host.states, fetching(_key_words(population.members)))
     return HostStates(states, replaced(host.bad_step, population.bad_step))
 
 

@@ -16,5 +16,6 @@ from jaxnn.parallel._link import Ending, Link
 from jaxnn.parallel._place import EXPLICIT, LOST_AFTER, START_TIMEOUT, Place, detect_place, is_primary, process_count
 from jaxnn.parallel._processes import StopVote, all_agree, broadcast_from_primary, joined, set_resume_hint
 from jaxnn.parallel._strategies import STRATEGIES, Strategy, find_strategy, shardings_of, strategy_for
+from jaxnn.parallel._transfers import PINNED, fetching
 
 __all__ = ["STRATEGIES", "Place", "Strategy", "joined"]

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxnn.parallel._devices import DATA, Wanted, choose_devices, find_devices, format_mesh, make_mesh, parse_mesh
 from jaxnn.parallel._strategies import STRATEGIES, Strategy, find_strategy, spec_axes
+from jaxnn.parallel._transfers import GPU, send_pinned
 from jaxnn.types import ConfigError, PyTree, TrainState
 
 
@@ -208,6 +209,8 @@ class Layout(NamedTuple):
         if self.abstract:
             return jax.tree.map(lambda rows: _shape((len(rows), batch_size, *rows.shape[2:]), rows, sharding), tree)
         if sharding is None or sharding.is_fully_addressable:
+            if self.platform == GPU:
+                return send_pinned(tree, sharding or SingleDeviceSharding(self.device))
             return jax.device_put(tree, sharding)
         make: Any = jax.make_array_from_process_local_data
         return jax.tree.map(lambda rows: make(sharding, rows, (len(rows), batch_size, *rows.shape[2:])), tree)

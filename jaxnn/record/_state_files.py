@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn._compat import configure_orbax_logging
-from jaxnn.parallel import broadcast_from_primary, is_primary
+from jaxnn.parallel import PINNED, broadcast_from_primary, fetching, is_primary
 from jaxnn.types import JaxnnError, PyTree, RecordError
 
 ITEM = "default"  # the folder of the arrays in a run's checkpoint
@@ -180,18 +180,21 @@ def read_tree(folder: Path, like: PyTree | None = None) -> PyTree:
 def host_copy(state: PyTree) -> PyTree:
     """A copy that no training step donates: NumPy arrays, and JAX arrays if sharded over several processes."""
 
-    def copied(leaf: Any) -> Any:
+    def addressable(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array):
             # NumPy arrays keep 64-bit dtypes; a Python number gets the dtype that JAX gives it.
             return np.array(leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf))
         leaf = jax.random.key_data(leaf) if is_key(leaf) else leaf
-        leaf = leaf.addressable_data(0) if leaf.is_fully_replicated else leaf
-        if not leaf.is_fully_addressable:
-            return jnp.copy(leaf)
-        # Not a view of the buffer, which would prevent its donation.
-        return np.asarray(jax.device_put(leaf, may_alias=False))
+        return leaf.addressable_data(0) if leaf.is_fully_replicated else leaf
 
-    return jax.tree.map(copied, state)
+    def copied(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray) or not leaf.is_fully_addressable:
+            return leaf if isinstance(leaf, np.ndarray) else jnp.copy(leaf)
+        # Not a view of a device's buffer, which would prevent its donation.
+        is_copy = leaf.sharding.memory_kind == PINNED
+        return np.asarray(leaf if is_copy else jax.device_put(leaf, may_alias=False))
+
+    return jax.tree.map(copied, fetching(jax.tree.map(addressable, state)))
 
 
 def leaves_by_path(tree: PyTree) -> dict[str, Any]:

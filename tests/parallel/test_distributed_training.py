@@ -26,7 +26,7 @@ from PIL import Image
 import jaxnn as jn
 from jaxnn.models import MLP
 from jaxnn.observe import nbytes
-from jaxnn.parallel import SINGLE_DEVICE, STRATEGIES, Layout, Strategy, find_strategy, make_layout
+from jaxnn.parallel import SINGLE_DEVICE, STRATEGIES, Layout, Strategy, fetching, find_strategy, make_layout
 from jaxnn.run import RESUMABLE
 from jaxnn.types import PyTree, TrainState
 from tests import processes, several, tiny
@@ -72,6 +72,23 @@ def test_one_device_is_used_unless_more_are_requested():
     assert make_layout("data").num_devices == 4
     assert make_layout("fsdp", 2).num_devices == 2
     assert make_layout(mesh="data=2").num_devices == 2
+
+
+def test_batches_and_states_of_gpus_pass_through_pinned_memory(monkeypatch):
+    put, kinds = jax.device_put, []
+    monkeypatch.setattr(Layout, "platform", "gpu")
+    monkeypatch.setattr(jax, "device_put", lambda x, to, **how: kinds.append(to.memory_kind) or put(x, to, **how))
+    rows = np.arange(48.0, dtype=np.float32).reshape(2, 8, 3)
+    for layout in (SINGLE_DEVICE, make_layout("data", 4)):
+        placed = layout.place_batch({"x": rows}, 8)["x"]
+        assert kinds == ["pinned_host", "device"] and placed.sharding.memory_kind == "device"
+        np.testing.assert_array_equal(placed, rows)
+        kinds.clear()
+        fetched = fetching([placed, rows], platform="cpu")
+        assert kinds == ["pinned_host"] and fetched[1] is rows
+        np.testing.assert_array_equal(fetched[0], rows)
+        kinds.clear()
+    assert fetching(placed) is placed  # a CPU's
 
 
 def test_fully_sharded_state_is_created_in_shards_and_recorded(tmp_path, capsys):
