@@ -1,5 +1,6 @@
 """Convolution and pooling with Flax's results, in the form that is fast on each backend."""
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -138,12 +139,19 @@ def conv_general_dilated(
             dtype=lhs.dtype,
             output_dtype=output.dtype,
             preferred_element_type=preferred_element_type,
-            precision=precision,
+            precision=_default_precision() if precision is None else precision,
         )
         if name == "patches":
             return convolve(lhs, rhs, geometry._replace(form=name, groups=feature_group_count))
         by_name = onednn_conv if name == "onednn" else channels_last_conv
         return by_name(lhs, rhs, geometry, feature_group_count)
+
+
+def _default_precision() -> lax.Precision | None:
+    """That of the config while a layer is traced, as of `jax.lax`'s; its primitive is lowered later."""
+    with contextlib.suppress(ValueError):  # the name of an algorithm for matrix products
+        return lax.Precision(jax.config.jax_default_matmul_precision)
+    return None
 
 
 def _obstacle(

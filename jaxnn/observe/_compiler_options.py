@@ -51,12 +51,26 @@ def compiler_options(jaxpr: Any, *, platform: str | None, once: bool, determinis
 
 def _platform() -> str:
     """The platform of the device that JAX computes on here: ``cpu``, ``cuda``, ``rocm`` or ``tpu``."""
-    device: Any = jax.config.jax_default_device
-    if not isinstance(device, jax.Device):
-        device = jax.local_devices(backend=device)[0]
+    device = _device()
     if device.platform != "gpu":
         return str(device.platform)
-    return "cuda" if str(getattr(device, "compute_capability", "")).replace(".", "").isdigit() else "rocm"
+    return "cuda" if _capability(device) else "rocm"
+
+
+def _device() -> Any:
+    device = jax.config.jax_default_device
+    return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
+
+
+def _capability(device: Any) -> float:
+    """The compute capability of a GPU of NVIDIA's, otherwise 0; AMD's are named gfx942, for example."""
+    named = str(getattr(device, "compute_capability", ""))
+    return float(named) if named.replace(".", "").isdigit() else 0.0
+
+
+def computes_in_tf32() -> bool:
+    """Whether the device that JAX computes on here rounds the operands of float32 products by default."""
+    return _capability(_device()) >= 8.0
 
 
 def has_convolution(jaxpr: Any) -> bool:

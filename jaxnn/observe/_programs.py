@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jaxnn.observe._compiler_options import CompilerOptions, compiler_options, give_up
+from jaxnn.observe._compiler_options import CompilerOptions, compiler_options, computes_in_tf32, give_up
 
 # Operations of cuDNN, with the products of their gradient as a multiple of those forward.
 _CUDNN = {"rnn_fwd": 1, "rnn": 1, "rnn_bwd": 2}
@@ -280,15 +280,26 @@ def plain_convolutions(function: Callable[..., Any], *args: Any) -> int:
 def product_dtypes(function: Callable[..., Any], *args: Any) -> dict[str, int]:
     """Number of matrix products and convolutions of ``function`` by the dtype of their inputs, most frequent first.
 
-    A product of unequal dtypes is named ``"bfloat16*float32"``. Products are counted as written: one in the body of a
-    ``scan`` once, one in each branch of a ``cond``. Takes the arguments of `implementations` and costs the same.
+    A product of unequal dtypes is named ``"bfloat16*float32"``, and ``"float32 as TF32"`` one that the device rounds
+    to 10 bits of mantissa: NVIDIA's GPUs from capability 8.0, unless a higher precision is asked for. Products are
+    counted as written: one in the body of a ``scan`` once, one in each branch of a ``cond``. Takes the arguments of
+    `implementations` and costs the same.
     """
     counts: collections.Counter[str] = collections.Counter()
+    rounds = computes_in_tf32()
     for equation, _ in equations(jax.make_jaxpr(function)(*args)):
         if equation.primitive.name in _PRODUCTS:
             left, right = (str(operand.aval.dtype) for operand in equation.invars[:2])
-            counts[left if left == right else f"{left}*{right}"] += 1
+            name = left if left == right else f"{left}*{right}"
+            counts[f"{name} as TF32" if rounds and name == "float32" and not _is_exact(equation) else name] += 1
     return dict(counts.most_common())
+
+
+def _is_exact(equation: Any) -> bool:
+    """Whether a product asks for float32's own precision."""
+    precision = getattr(equation.params.get("geometry", None), "precision", equation.params.get("precision"))
+    asked = precision if isinstance(precision, tuple) else (precision,)
+    return any(str(one).upper() in ("HIGHEST", "FLOAT32", "F32_F32_F32") for one in asked)
 
 
 def operations(function: Callable[..., Any], *args: Any) -> float:

@@ -40,7 +40,10 @@ def startup_report(
     """Rows of name and value."""
     steps_per_call = trainer.plan.steps_per_call
     parameters = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(trainer.state.params)})
-    products = ", ".join(f"{count} in {dtype}" for dtype, count in trainer.programs.product_dtypes.items())
+    dtypes = trainer.programs.product_dtypes
+    products = ", ".join(f"{count} in {dtype}" for dtype, count in dtypes.items())
+    if any(dtype.endswith(" as TF32") for dtype in dtypes):
+        products += " (jax_default_matmul_precision=highest: in float32)"
     used = (f"{operation} {' and '.join(names)}" for operation, names in trainer.programs.implementations.items())
     tried = ", ".join(f"{n}: {_milliseconds(seconds)} a step" for n, seconds in trainer.seconds_per_step.items())
     layout, size = trainer.programs.layout, trainer.experiment.config.batch_size

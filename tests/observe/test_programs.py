@@ -428,6 +428,24 @@ def test_products_are_counted_by_dtype():
     assert product_dtypes(jax.grad(lambda x: product(x).sum()), matrix) == {"float32": 3}
 
 
+@pytest.mark.parametrize(
+    ("capability", "default"), [("9.0", "float32 as TF32"), ("7.5", "float32"), ("gfx942", "float32")]
+)
+def test_products_that_a_gpu_rounds_to_tf32_are_named(capability, default, monkeypatch):
+    gpu = SimpleNamespace(platform="gpu", compute_capability=capability)
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [gpu])
+    matrix, half = jax.ShapeDtypeStruct((4, 4), jnp.float32), jax.ShapeDtypeStruct((4, 4), jnp.bfloat16)
+    assert product_dtypes(lambda x: x @ x, matrix) == {default: 1} and product_dtypes(lambda x: x @ x, half) == {
+        "bfloat16": 1
+    }
+    assert product_dtypes(jn.nn.Conv(2, (3, 3)).apply, VARIABLES, X) == {default: 1}
+    for precision in ("highest", "F32_F32_F32"):
+        assert product_dtypes(lambda x, p=precision: jnp.dot(x, x, precision=p), matrix) == {"float32": 1}
+    with jax.default_matmul_precision("highest"):
+        assert product_dtypes(lambda x: jnp.dot(x, x), matrix) == {"float32": 1}
+        assert product_dtypes(lambda *args: jn.nn.Conv(2, (3, 3)).apply(*args), VARIABLES, X) == {"float32": 1}
+
+
 def test_operations_count_products_and_the_steps_of_loops():
     left, right = jax.ShapeDtypeStruct((4, 5), jnp.float32), jax.ShapeDtypeStruct((5, 6), jnp.float32)
     matmul = 2 * 4 * 5 * 6 + 4 * 6
