@@ -116,7 +116,7 @@ def _cases(
         ]
         yield [case("each", count, each) for count in counts]
         if len(devices) == 1:
-            yield [Case(kind, {"batch": "shared", "devices": 2}, functools.partial(_refuse, kind))]
+            yield [case("shared", 2, batch // 2)._replace(begin=functools.partial(_refuse, kind))]
             continue
         rows = {batch // count for count in (*counts, *settings.predict) if batch % count == 0}
         yield [case("one", 1, each) for each in sorted(rows)]
