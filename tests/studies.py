@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxnn.bench import Bench, Case, Finding, Machine, Measured, Results, Rows, Study, measure_group
+from jaxnn.bench import Bench, Case, Finding, Machine, Measured, Results, Rows, Study, measure
 
 CPU, GPU = "CPU, Chip, 2 cores", "GPU, H100"
 
@@ -17,6 +17,7 @@ class Settings:
     rounds: int = 3
     seconds: float = 0.001
     precision: float | None = None
+    grow_until: float = 0.0
 
 
 def sum_cases(bench: Bench) -> Iterator[Sequence[Case]]:
@@ -51,11 +52,7 @@ def interrupted_at(number: int) -> Callable[[Bench], Iterator[Sequence[Case]]]:
 
 
 def measured_rows(study: Study, context: Bench) -> dict[str, Rows]:
-    pairs = [
-        (case.device, row)
-        for group in study.cases(context)
-        for case, row in zip(group, measure_group(group, context.settings), strict=True)
-    ]
+    pairs = [(case.device, row) for group in measure(study, context) for case, row in group]
     return {device: Rows(row for owner, row in pairs if owner == device) for device in context.devices}
 
 

@@ -23,14 +23,11 @@ from jaxnn.bench._study import (
     Study,
     find_studies,
     format_ratio,
-    interleaved,
     load_study,
-    measure_group,
-    median_interval,
-    per_call,
     quantity,
     ratios,
 )
+from jaxnn.bench._timer import interleaved, measure, measure_group, median_interval, per_call
 
 __all__ = [
     "Case",

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnn.bench._study import Bench, Finding, Row, Rows, Study, find_studies, measure_group
+from jaxnn.bench._study import Bench, Finding, Row, Rows, Study, find_studies
+from jaxnn.bench._timer import measure
 from jaxnn.observe import describe_devices, device_name, markdown_table
 from jaxnn.parallel import first_devices
 from jaxnn.record import git_state, make_room, new_figure, write_bytes, write_json
@@ -119,12 +120,13 @@ def bench(
         say(f"{study.name}: {study.title}")
         context = Bench(found, study.quick if quick else study.full)
         rows: dict[str, list[Row]] = {kind: [] for kind in found}
-        for group in filter(None, study.cases(context)):  # too large for all devices: empty
-            started = time.perf_counter()
-            for case, row in zip(group, measure_group(group, context.settings), strict=True):
+        started = time.perf_counter()
+        for pairs in measure(study, context):
+            for case, row in pairs:
                 rows[case.device].append(row)
-            names = " ".join(map(str, group[0].what.values()))
-            say(f"{study.name}: {names}, {len(group)} cases: {time.perf_counter() - started:.1f} s")
+            names = " ".join(map(str, pairs[0][0].what.values()))
+            say(f"{study.name}: {names}, {len(pairs)} cases: {time.perf_counter() - started:.1f} s")
+            started = time.perf_counter()
         page[study.name] = add(study, rows)
         if folder is not None:
             write_page(page, folder, find_studies() | {each.name: each for each in studies}, [study.name])

@@ -4,7 +4,9 @@ import dataclasses
 import json
 import re
 import signal
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -26,6 +28,7 @@ from jaxnn.bench import Case, Results, Row, Rows, bench, find_studies, load_stud
 from jaxnn.cli import command
 from jaxnn.models import Bottleneck, MobileNetV2, ResNet
 from jaxnn.nn import unbox
+from jaxnn.observe import available_bytes
 from jaxnn.types import Splits
 from tests import shell, tiny
 from tests.studies import CPU, GPU, Settings, interrupted_at, measured_rows, on_cpu, results_of, study, two_devices
@@ -86,6 +89,35 @@ def test_a_failing_case_has_a_reason_and_the_others_are_measured():
     assert bad.missing == "MemoryError: full" and bad.seconds == ()
     with pytest.raises(TypeError, match="mine"):
         rows_of(Case("cpu", {}, Mock(side_effect=TypeError("mine"))))
+
+
+@pytest.mark.parametrize(
+    ("until", "kind", "share", "sizes"),
+    [
+        (0.002, "gpu", 0.0, [1, 4, 16]),  # the last takes at least 3.2 ms
+        (0.002, "gpu", 0.02, [1, 4]),  # 16 would need more than an eighth of the memory
+        (0.0, "gpu", 0.0, [1]),
+        (0.002, "cpu", 0.0, [1]),
+    ],
+)
+def test_sizes_grow_on_an_accelerator_until_a_call_is_long_or_takes_much_memory(until, kind, share, sizes):
+    memory = available_bytes(jax.devices()[0])
+
+    def case(size: int) -> Case:
+        call = partial(time.sleep, size * 2e-4)
+        return Case(kind, {"size": size}, lambda: call, num_bytes=share * memory * size, larger=lambda: case(4 * size))
+
+    rows = measured_rows(study(lambda bench: [[case(1)]]), two_devices(Settings(grow_until=until)))[kind]
+    assert [row.what["size"] for row in rows] == sizes
+
+
+@pytest.mark.parametrize(("kind", "order"), [("cpu", "cw+(cw)+"), ("gpu", "cw(cw)+(c{3,}w){2}")])
+def test_queued_calls_are_waited_for_together_on_an_accelerator(kind, order):
+    events: list[str] = []
+    result = Mock(block_until_ready=lambda: events.append("w"))
+    case = Case(kind, {}, lambda: lambda: time.sleep(1e-3) or events.append("c") or result, queued=True)
+    measured_rows(study(lambda bench: [[case]]), two_devices(Settings(rounds=2, seconds=0.01)))
+    assert re.fullmatch(order, "".join(events)), events
 
 
 def test_damaged_results_are_errors(tmp_path):
@@ -216,19 +248,20 @@ def test_gpu_day_records_parts_skips_complete_ones_and_fails_where_there_is_no_g
 FAST: dict[str, Any] = {"rounds": 2, "seconds": 0.0}
 SCALING = PictureSettings(8, 2, (8,), 2, 2, 2, 0.0, blocks=((2,),), dense=(), size=4)
 PIPELINE = pipeline.Settings(8, (2,), batch_size=4, num_workers=0, steps=3, **FAST)
+SIZED = {"grow_until": 5e-5}  # some sizes grow on the device in place of a GPU
 # What makes quick settings tiny; other studies run without their data sets, so all of their cases have a reason.
 TINY: dict[str, dict[str, Any]] = {
-    "activations": {"sizes": (100, 1_000), "longest_loop": 100},
-    "bandwidth": {"sizes": (64, 256), "largest_on_cpu": 256},
+    "activations": SIZED | {"sizes": (100, 1_000), "longest_loop": 100},
+    "bandwidth": SIZED | {"sizes": (64, 256), "largest_on_cpu": 256},
     "boosting_devices": {"batch_size": 64, "batch_per_device": 16, "steps": 2, "columns": 3, "max_depth": 2},
-    "convolution": {"sizes": (5, 12), "largest_loop": 5, "largest_on_cpu": 12, "compared_size": 12},
+    "convolution": SIZED | {"sizes": (5, 12), "largest_loop": 5, "largest_on_cpu": 12, "compared_size": 12},
     "cost": {"scripts": ("mnist_mlp",), "steps": 1},
-    "inference": {"size": 32, "largest_on_cpu": 1},
-    "latency": {"batches": (1, 4), "largest_cnn_on_cpu": 1},
-    "matmul": {"sizes": (8, 128), "largest_on_cpu": 128, "error_size": 128},
+    "inference": SIZED | {"size": 32, "largest_on_cpu": 1},
+    "latency": SIZED | {"batches": (1, 4), "largest_cnn_on_cpu": 1},
+    "matmul": SIZED | {"sizes": (8, 128), "largest_on_cpu": 128, "error_size": 128},
     "pipeline": vars(PIPELINE),
     "scaling": vars(SCALING),
-    "transfer": {"transfer": (64, 256), "relu": (8, 16), "matmul": (2, 4), "convolution": (1, 2)},
+    "transfer": SIZED | {"transfer": (64, 256), "relu": (8, 16), "matmul": (2, 4), "convolution": (1, 2)},
 }
 # Scaling is measured on all devices of a kind, four in the tests.
 SCALED = {"boosting_devices", "scaling"}

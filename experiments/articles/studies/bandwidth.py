@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from articles.studies.study_devices import cpus_with_gpus
 from articles.studies.study_pictures import DASHES, draw_lines, panels
-from articles.studies.study_rows import best_rate
+from articles.studies.study_rows import GROWING, best_rate
 
-from jaxnn.bench import Bench, Case, Finding, Plain, Quantity, Rows, Study, format_ratio
+from jaxnn.bench import Bench, Case, Finding, Quantity, Rows, Study, format_ratio
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,6 +28,7 @@ class Settings:
     largest_on_cpu: int = 2**28
     rounds: int = 5
     seconds: float = 0.2
+    grow_until: float = 0.002
 
 
 QUICK = Settings((2**12, 2**18, 2**26), 2**26, rounds=3, seconds=0.02)
@@ -56,17 +56,18 @@ OPERATIONS: Mapping[str, Operation] = {
 
 def make_call(operation: Operation, size: int, device: jax.Device) -> Callable[[], Any]:
     """Returns a call that applies ``operation`` to a vector of ``size`` bytes on ``device``."""
-    vector = jax.device_put(np.random.default_rng(0).random(size // 4, np.float32), device)
+    with jax.default_device(device):
+        vector = jnp.full(size // 4, FACTOR, jnp.float32)
     if operation.passes == 1:
         reduce = jax.jit(operation.function)
-        return lambda: jax.block_until_ready(reduce(vector))
+        return lambda: reduce(vector)
     # Page faults of newly allocated memory would cost a CPU more than writing the result.
     into = jax.jit(lambda _, vector: operation.function(vector), donate_argnums=0, keep_unused=True)
     result = jax.jit(jnp.zeros_like)(vector)
 
     def call() -> Any:
         nonlocal result
-        result = jax.block_until_ready(into(result, vector))
+        result = into(result, vector)
         return result
 
     return call
@@ -75,15 +76,26 @@ def make_call(operation: Operation, size: int, device: jax.Device) -> Callable[[
 def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
     settings: Settings = bench.settings
     for size in settings.sizes:
-        group = []
-        for kind, device in bench.devices.items():
-            if kind == "cpu" and size > settings.largest_on_cpu:
-                continue
-            for name, operation in OPERATIONS.items():
-                what: dict[str, Plain] = {"operation": name, "size": size}
-                begin = functools.partial(make_call, operation, size, device)
-                group.append(Case(kind, what, begin, operation.passes * size, "B"))
-        yield group
+        yield [
+            _case(settings, name, size, kind, device)
+            for kind, device in bench.devices.items()
+            for name in OPERATIONS
+            if kind != "cpu" or size <= settings.largest_on_cpu
+        ]
+
+
+def _case(settings: Settings, name: str, size: int, kind: str, device: jax.Device) -> Case:
+    operation = OPERATIONS[name]
+    return Case(
+        kind,
+        {"operation": name, "size": size},
+        functools.partial(make_call, operation, size, device),
+        operation.passes * size,
+        "B",
+        queued=True,
+        num_bytes=operation.passes * size,
+        larger=functools.partial(_case, settings, name, 4 * size, kind, device) if size >= settings.sizes[-1] else None,
+    )
 
 
 def _at_largest(rows: Rows) -> tuple[Any, Quantity] | None:
@@ -137,10 +149,11 @@ STUDY = Study(
     title="A GPU has its own memory, built for large blocks: what is the bandwidth of each device?",
     method=(
         "Copying, scaling and summing a float32 vector on the device. Bytes are those read and written: twice the "
-        "vector for copy and scale, once for the sum. Results are written to memory that is already allocated. The "
-        "call and the wait for its result are timed, compilation and transfers are not. The peak is the best rate "
-        "over all sizes: small vectors fit into caches, only the largest show the memory itself. Black lines are "
-        "peaks."
+        "vector for copy and scale, once for the sum. Results are written to memory that is already allocated. Calls"
+        " and the wait for their results are timed, compilation and transfers are not. "
+        f"{GROWING} "
+        "The peak is the best rate over all sizes: small vectors fit into caches, only the largest show the memory "
+        "itself. Black lines are peaks."
     ),
     full=Settings(),
     quick=QUICK,

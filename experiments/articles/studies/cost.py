@@ -125,6 +125,7 @@ def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
                 functools.partial(_begin, name, data, kind, settings.steps),
                 unit="run",
                 observe=functools.partial(_observe, kind, device),
+                queued=True,
             )
             for kind, device in bench.devices.items()
         ]

@@ -42,6 +42,7 @@ class Settings:
     precisions: tuple[str, ...] = ("float32", "bfloat16")
     rounds: int = 5
     seconds: float = 0.5
+    grow_until: float = 0.002
 
 
 QUICK = Settings(batches=(1, 4), precisions=("float32",), rounds=2, seconds=0.05)
@@ -124,7 +125,16 @@ def _case(
         return make_call(NETWORKS[name](), variables(), precision, pictures, device)
 
     what: dict[str, Plain] = {"network": name, "precision": precision, "batch": batch}
-    return Case(kind, what, begin, batch, "images")
+    larger = functools.partial(_case, settings, name, variables, precision, 4 * batch, kind, device)
+    return Case(
+        kind,
+        what,
+        begin,
+        batch,
+        "images",
+        num_bytes=200 * math.prod(shape[:3]),  # the images in float32, and two of MobileNetV2's largest feature maps
+        larger=larger if batch >= settings.batches[-1] else None,
+    )
 
 
 def _findings(rows: Rows) -> list[Finding]:
@@ -183,9 +193,9 @@ STUDY = Study(
     title="What are the latency of one image and the best throughput of inference?",
     method=(
         "ResNet-50 and MobileNetV2 with random weights. A call copies images of 224 by 224 pixels, uint8, from the "
-        "host to the device and the 1,000 logits of each back: transfers are timed, compilation and decoding are not. "
-        "Calls do not overlap. Weights are on the device in the precision of the computation; float32 is the device's "
-        "default, TF32 on NVIDIA's newer GPUs."
+        "host to the device and the 1,000 logits of each back: transfers are timed, compilation and decoding are "
+        "not. Calls do not overlap; on an accelerator batches grow until a call takes 2 ms. Weights are on the "
+        "device in the precision of the computation; float32 is the device's default, TF32 on NVIDIA's newer GPUs."
     ),
     full=Settings(),
     quick=QUICK,

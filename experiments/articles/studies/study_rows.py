@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from jaxnn.bench import Plain, Quantity, Row, Rows, ratios
 
+# For the method of a study.
+GROWING = (
+    "An accelerator queues calls and waits for the last, and continues with larger sizes until a call takes 2 ms or an "
+    "eighth of its memory; a CPU waits for each call."
+)
+
 
 def distinct(rows: Rows, name: str) -> list[Plain]:
     """Returns the distinct values of ``name``, in order."""
