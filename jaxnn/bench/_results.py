@@ -226,7 +226,7 @@ def findings_table(study: Study, results: Results) -> tuple[list[tuple[str, ...]
     table = []
     for (claim, what), known in found.items():
         article = next((one.article for one in known.values() if one.article), "–")
-        reference = known[base].quantity if base in known else None
+        reference = known[base].quantity if base in known and known[base].comparable else None
         texts = {label: one.text(None if label == base else reference) for label, one in known.items()}
         cells = [texts.get(label, "not measured") for label in labels]
         table.append((claim, what, article, *cells) if study.claims else (what, *cells))

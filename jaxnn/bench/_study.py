@@ -55,6 +55,7 @@ class Row(NamedTuple):
 
     ``seconds`` of one call, one value per round; ``work`` of one call in a ``unit`` such as ``elements``; ``observed``
     are values other than times, such as an error; ``missing`` is why the case was not measured, empty if it was.
+    ``overhead`` is the time of an empty compiled call there, waited for or queued as this one was; 0: not measured.
 
     >>> row = jn.bench.Row({"size": 100}, seconds=(0.5, 0.25, 1.0), work=100, unit="elements")
     >>> print(row.time, row.rate, sep=", ")
@@ -67,6 +68,7 @@ class Row(NamedTuple):
     unit: str = "call"
     observed: Mapping[str, Plain] = {}
     missing: str = ""
+    overhead: float = 0.0
 
     @property
     def time(self) -> Quantity | None:
@@ -94,6 +96,27 @@ class Rows(tuple[Row, ...]):
     def one(self, **what: Plain) -> Row:
         """Returns the first matching row, or a row that was not measured."""
         return next(iter(self.where(**what)), Row(what, missing="not measured"))
+
+    def mostly_overhead(self, row: Row, across: str) -> bool:
+        """Returns whether the overhead of a call takes more than half of the time of ``row``.
+
+        It is at least `Row.overhead`, and at least what a call without work would take: the line through ``row`` and
+        the row with the least work among those that differ from it in ``across``, a size, alone.
+
+        >>> times = {10: 70e-6, 1000: 71e-6, 1_000_000: 1e-3}
+        >>> rows = jn.bench.Rows(jn.bench.Row({"size": size}, (time,), size) for size, time in times.items())
+        >>> [rows.mostly_overhead(row, "size") for row in rows]
+        [False, True, False]
+        """
+        if row.time is None:
+            return False
+        same = [other for other in self if other.time and {**other.what, across: 0} == {**row.what, across: 0}]
+        least = min(same, key=lambda other: other.work, default=row)
+        fixed = 0.0
+        if least.time is not None and least.work < row.work:
+            share = least.work / row.work
+            fixed = (least.time.median - share * row.time.median) / (1 - share)
+        return max(fixed, row.overhead) > row.time.median / 2
 
 
 def quantity(values: Sequence[float], unit: str) -> Quantity | None:

@@ -11,8 +11,10 @@ from statistics import median
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from jaxnn.bench._study import Bench, Case, Plain, Row, Study
+from jaxnn.bench._study import Bench, Case, Plain, Row, Rows, Study
 from jaxnn.observe import available_bytes
 from jaxnn.types import JaxnnError
 
@@ -97,25 +99,49 @@ def per_call(call: Callable[[], object], seconds: float, *, queued: bool = False
 def measure(study: Study, context: Bench) -> Iterator[list[tuple[Case, Row]]]:
     """Yields the groups of a study, each case with its row; on an accelerator, groups of larger sizes follow.
 
-    A case that names a ``larger`` one is followed by it until a call takes ``settings.grow_until`` seconds, or the
-    larger one needs more than an eighth of the memory that is available on the device. A CPU keeps to the study's own
-    sizes, and so do settings without ``grow_until``.
+    A case that names a ``larger`` one is followed by it until a call takes ``settings.grow_until`` seconds and is not
+    mostly overhead, or the larger one needs more than an eighth of the memory that is available on the device. A CPU
+    keeps to the study's own sizes, and so do settings without ``grow_until``.
     """
     until = getattr(context.settings, "grow_until", 0.0)
     memory = {kind: available_bytes(device) or math.inf for kind, device in context.devices.items()}
+    known: dict[str, list[Row]] = {kind: [] for kind in context.devices}
 
     def grown(case: Case, row: Row) -> Iterator[Case]:
-        if case.larger is not None and case.device != "cpu" and row.time is not None and row.time.median < until:
+        if until and case.larger is not None and case.device != "cpu" and row.time is not None:
             larger = case.larger()
-            if larger.num_bytes <= memory[case.device] / 8:
+            size = next(name for name, value in larger.what.items() if value != case.what.get(name))
+            short = row.time.median < until or Rows(known[case.device]).mostly_overhead(row, size)
+            if short and larger.num_bytes <= memory[case.device] / 8:
                 yield larger
 
     for cases in study.cases(context):
         group = list(cases)
         while group:  # too large for all devices: empty
-            pairs = list(zip(group, measure_group(group, context.settings), strict=True))
+            pairs = []
+            for case, row in zip(group, measure_group(group, context.settings), strict=True):
+                empty = call_overhead(context.devices[case.device], _in_queue(case)) if row.seconds else 0.0
+                pairs.append((case, row._replace(overhead=empty)))
+                known[case.device].append(pairs[-1][1])
             yield pairs
             group = [larger for case, row in pairs for larger in grown(case, row)]
+
+
+@functools.cache
+def call_overhead(device: jax.Device, queued: bool) -> float:
+    """Returns the median seconds of a compiled call that adds two numbers on ``device``, ``queued`` or waited for."""
+    zero, add = jax.device_put(np.float32(0), device), jax.jit(jnp.add)
+
+    def call() -> Any:
+        return add(zero, zero)
+
+    _waited(call)
+    measure = per_call(call if queued else functools.partial(_waited, call), 0.01, queued=queued)
+    return median(interleaved({"": measure}, rounds=5)[""])
+
+
+def _in_queue(case: Case) -> bool:
+    return case.queued and case.device != "cpu"
 
 
 def measure_group(group: Sequence[Case], settings: Any) -> list[Row]:
@@ -129,10 +155,10 @@ def measure_group(group: Sequence[Case], settings: Any) -> list[Row]:
         call, work, observed = made if isinstance(made, tuple) else (made, case.work, {})
         if call is None:
             return None, work, observed
-        if case.queued and case.device == "cpu":
+        if case.queued and not _in_queue(case):
             call = functools.partial(_waited, call)
         jax.block_until_ready(call())  # compiles and allocates
-        return per_call(call, settings.seconds, queued=case.queued and case.device != "cpu"), work, observed
+        return per_call(call, settings.seconds, queued=_in_queue(case)), work, observed
 
     started = [_attempt(start, case) for case in group]
     measures = {index: made[0] for index, (made, _) in enumerate(started) if made and made[0]}

@@ -68,6 +68,7 @@ def test_the_first_call_is_not_timed():
     begin = Mock(return_value=call)
     (row,) = rows_of(Case("cpu", {"size": 1}, begin), rounds=2, seconds=0.0)
     assert row.what == {"size": 1} and len(row.seconds) == 2 and begin.call_count == 1
+    assert 0 < row.overhead < 0.01
     assert call.call_count == 4, "to compile, once for the estimate, and two rounds"
     own = Case("cpu", {"size": 1}, lambda: (lambda: None, 7.0, {"form": "loop"}), observe=lambda: {"loss": 1.0})
     row = rows_of(own)[0]
@@ -118,6 +119,43 @@ def test_queued_calls_are_waited_for_together_on_an_accelerator(kind, order):
     case = Case(kind, {}, lambda: lambda: time.sleep(1e-3) or events.append("c") or result, queued=True)
     measured_rows(study(lambda bench: [[case]]), two_devices(Settings(rounds=2, seconds=0.01)))
     assert re.fullmatch(order, "".join(events)), events
+
+
+# Of each study: what identifies a case apart from its size, the name of the size, and a word of its conclusion.
+CONCLUDING: dict[str, tuple[dict[str, Any], str, str]] = {
+    "matmul": ({"dtype": "float32"}, "size", f"{GPU}: float32 reaches half of its best rate"),
+    "bandwidth": ({"operation": "copy"}, "size", "Memory bandwidth of"),
+    "convolution": ({"form": "vmap"}, "size", f"{GPU}: positions/s relative"),
+    "latency": ({"network": "MLP"}, "batch", "best throughput"),
+    "inference": ({"network": "ResNet-50", "precision": "float32"}, "batch", "% faster"),
+    "cats_vs_dogs": ({"network": "cats_and_dogs"}, "batch_size", "as fast as"),
+}
+
+
+@pytest.mark.parametrize("name", CONCLUDING)
+def test_no_study_concludes_from_the_overhead_of_a_call(name):
+    what, size, word = CONCLUDING[name]
+
+    def rows(*seconds: float, **more: Any) -> Rows:
+        works = [4.0 ** (3 * index) for index in range(len(seconds))]
+        cases = [
+            Row({**what, size: int(work)}, (each,), work, "B", **more)
+            for work, each in zip(works, seconds, strict=True)
+        ]
+        loop = Row({"form": "Python loop", "size": 1}, (1.0,), 1.0, "B")
+        return Rows([*cases, loop] if name == "convolution" else cases)
+
+    def said(gpu: Rows) -> str:
+        return " ".join(STUDIES[name].conclude({CPU: rows(0.01, 0.1), GPU: gpu}))
+
+    hidden = f"{GPU}: mostly the overhead of a call: "
+    if size != "batch_size":  # on an H200, where the overhead was not measured: the time does not grow with the size
+        assert hidden in said(rows(75e-6, 80e-6)) and word not in said(rows(75e-6, 80e-6))
+    short, long = rows(80e-6, overhead=60e-6), rows(80e-6, 2e-3, overhead=60e-6)
+    assert hidden in said(short) and word not in said(short)
+    if size == "batch_size":
+        long = rows(2e-3, overhead=60e-6)
+    assert hidden not in said(long) and word in said(long)
 
 
 def test_damaged_results_are_errors(tmp_path):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 from articles.studies.study_pictures import draw_lines, panels
-from articles.studies.study_rows import GROWING, best_rate, distinct, measured
+from articles.studies.study_rows import GROWING, distinct, measured, rate_finding
 
 from jaxnn.bench import Bench, Case, Finding, Rows, Study
 
@@ -113,10 +113,10 @@ def _vector(size: int) -> np.ndarray:
 
 def _findings(rows: Rows) -> list[Finding]:
     return [
-        Finding("A1", f"{operation}, {form}, best rate", best)
+        rate_finding("A1", f"{operation}, {form}, best rate", those)
         for operation in OPERATIONS
         for form in FORMS
-        if (best := best_rate(rows.where(operation=operation, form=form))) is not None
+        if measured(those := rows.where(operation=operation, form=form))
     ]
 
 

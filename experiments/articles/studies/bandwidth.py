@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from articles.studies.study_devices import cpus_with_gpus
 from articles.studies.study_pictures import DASHES, draw_lines, panels
-from articles.studies.study_rows import GROWING, best_rate
+from articles.studies.study_rows import GROWING, OVERHEAD, best_rate, measured, rate_finding, without_overhead
 
-from jaxnn.bench import Bench, Case, Finding, Quantity, Rows, Study, format_ratio
+from jaxnn.bench import Bench, Case, Finding, Quantity, Row, Rows, Study, format_ratio
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,35 +98,39 @@ def _case(settings: Settings, name: str, size: int, kind: str, device: jax.Devic
     )
 
 
-def _at_largest(rows: Rows) -> tuple[Any, Quantity] | None:
-    """Returns the size and the rate of the largest vector that was timed."""
-    found = [(row.what["size"], row.rate) for row in rows if row.rate is not None]
-    return max(found, key=lambda pair: float(pair[0] or 0), default=None)
+def _at_largest(rows: Rows) -> Row | None:
+    """Returns the row of the largest vector that was timed."""
+    return max(measured(rows), key=lambda row: row.work, default=None)
 
 
 def _findings(rows: Rows) -> list[Finding]:
     peak = best_rate(rows)
     if peak is None:
         return []
-    found = [Finding("A19", "peak over all operations and sizes", peak)]
+    found = [rate_finding("A19", "peak over all operations and sizes", rows)]
     for name in OPERATIONS:
-        if (last := _at_largest(rows.where(operation=name))) is not None:
-            size, rate = last
-            note = f"{size / 2**20:g} MiB, {rate.median / peak.median:.0%} of the peak"
-            found.append(Finding("A19", f"{name}, largest vector", rate, note=note))
+        if (last := _at_largest(rows.where(operation=name))) is not None and last.rate is not None:
+            size: Any = last.what["size"]
+            note = f"{size / 2**20:g} MiB, {last.rate.median / peak.median:.0%} of the peak"
+            if hidden := rows.mostly_overhead(last, "size"):
+                note += f"; {OVERHEAD}"
+            found.append(Finding("A19", f"{name}, largest vector", last.rate, note=note, comparable=not hidden))
     return found
 
 
 def _conclude(columns: Mapping[str, Rows]) -> list[str]:
-    sentences = []
+    sentences, rates = [], dict[str, dict[str, Quantity]]()
+    for label, rows in columns.items():
+        largest = {name: _at_largest(rows.where(operation=name)) for name in OPERATIONS}
+        sound, hidden = without_overhead(label, largest, rows)
+        sentences += hidden
+        rates[label] = {name: row.rate for name, row in sound.items() if row.rate is not None}
     for cpu, gpu in cpus_with_gpus(columns):
-        pairs = {
-            name: [_at_largest(columns[label].where(operation=name)) for label in (cpu, gpu)] for name in OPERATIONS
-        }
+        ours, theirs = rates[cpu], rates[gpu]
         ratios = [
-            f"{name} {format_ratio(theirs[1].median / ours[1].median)}"
-            for name, (ours, theirs) in pairs.items()
-            if ours is not None and theirs is not None
+            f"{name} {format_ratio(theirs[name].median / ours[name].median)}"
+            for name in OPERATIONS
+            if name in ours and name in theirs
         ]
         if ratios:
             sentences.append(f"Memory bandwidth of {gpu} relative to {cpu}, largest vectors: {', '.join(ratios)}.")

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from articles.studies.study_pictures import draw_lines, panels
-from articles.studies.study_rows import GROWING, best_rate
+from articles.studies.study_rows import GROWING, best_rate, fastest, measured, rate_finding, without_overhead
 from jax import lax
 
 from jaxnn.bench import Bench, Case, Finding, Plain, Rows, Study, format_ratio
@@ -146,8 +146,8 @@ def _findings(rows: Rows) -> list[Finding]:
     for form in FORMS:
         errors = [row.observed["error"] for row in rows.where(form=form) if "error" in row.observed]
         note = f"maximum error {errors[0]:.0e}" if errors else ""
-        if (best := best_rate(rows.where(form=form))) is not None:
-            found.append(Finding("A2", f"{form}, best rate", best, note=note))
+        if measured(those := rows.where(form=form)):
+            found.append(rate_finding("A2", f"{form}, best rate", those, note=note))
     return found
 
 
@@ -157,9 +157,12 @@ def _conclude(columns: Mapping[str, Rows]) -> list[str]:
     loops = (best_rate(rows.where(form=LOOP)) for rows in columns.values())
     loop = next((rate for rate in loops if rate is not None), None)
     for label, rows in columns.items():
-        rates = {form: best_rate(rows.where(form=form)) for form in COMPILED}
-        if loop is not None and any(rates.values()):
-            ratios = [f"{form} {format_ratio(rate.median / loop.median)}" for form, rate in rates.items() if rate]
+        best = {form: fastest(rows.where(form=form)) for form in COMPILED}
+        sound, hidden = without_overhead(label, best, rows)
+        sentences += hidden
+        rates = {form: row.rate for form, row in sound.items() if row.rate is not None}
+        if loop is not None and rates:
+            ratios = [f"{form} {format_ratio(rate.median / loop.median)}" for form, rate in rates.items()]
             sentences.append(f"{label}: positions/s relative to the Python loop: {', '.join(ratios)}.")
     return sentences
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from articles.studies.study_devices import cpus_with_gpus, faster_from
 from articles.studies.study_pictures import draw_lines, panels
-from articles.studies.study_rows import best_rate, fastest, measured
+from articles.studies.study_rows import best_rate, fastest, measured, rate_finding, without_overhead
 from flax import linen
 
 from jaxnn.bench import Bench, Case, Finding, Plain, Row, Rows, Study, format_ratio, quantity
@@ -132,7 +132,9 @@ def _findings(rows: Rows) -> list[Finding]:
             continue
         found += [
             Finding("A4", f"{name}, latency at batch size 1", those.one(batch=1).time),
-            Finding("A4", f"{name}, best throughput", best.rate, note=f"batch {_batch(best)}"),
+            rate_finding(
+                "A4", f"{name}, best throughput", rows.where(network=name), "batch", note=f"batch {_batch(best)}"
+            ),
             Finding(
                 "A4",
                 f"{name}, latency at best throughput",
@@ -151,13 +153,17 @@ def _findings(rows: Rows) -> list[Finding]:
 
 def _conclude(columns: Mapping[str, Rows]) -> list[str]:
     """Compares the knee with one example on each device, and each GPU with each CPU."""
-    sentences = [
-        _compare_knee(name, label, waited(rows.where(network=name)))
-        for label, rows in columns.items()
-        for name in NETWORKS
-    ]
+    sentences, sound = [], dict[str, dict[str, Row]]()
+    for label, rows in columns.items():
+        best = {name: fastest(waited(rows.where(network=name))) for name in NETWORKS}
+        sound[label], hidden = without_overhead(label, best, rows, "batch")
+        sentences += hidden
+        sentences += [_compare_knee(name, label, waited(rows.where(network=name))) for name in sound[label]]
     for cpu, gpu in cpus_with_gpus(columns):
-        sentences += [_compare_devices(name, cpu, columns[cpu], gpu, columns[gpu]) for name in NETWORKS]
+        sentences += [
+            _compare_devices(name, cpu, columns[cpu], gpu, columns[gpu], name in sound[cpu] and name in sound[gpu])
+            for name in NETWORKS
+        ]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -174,7 +180,8 @@ def _compare_knee(name: str, label: str, rows: Rows) -> str:
     )
 
 
-def _compare_devices(name: str, cpu: str, on_cpu: Rows, gpu: str, on_gpu: Rows) -> str:
+def _compare_devices(name: str, cpu: str, on_cpu: Rows, gpu: str, on_gpu: Rows, throughput: bool) -> str:
+    """Compares latencies, and ``throughput`` if both times say something about it."""
     slow, fast = (waited(rows.where(network=name)) for rows in (on_cpu, on_gpu))
     times = slow.one(batch=1).time, fast.one(batch=1).time
     rates = [best_rate(rows.where(network=name)) for rows in (on_cpu, on_gpu)]
@@ -182,10 +189,10 @@ def _compare_devices(name: str, cpu: str, on_cpu: Rows, gpu: str, on_gpu: Rows) 
         return ""
     start = faster_from(fast, slow, "batch")
     since = "at no batch size measured on both" if start is None else f"from batch size {start}"
-    return (
-        f"{name}, {gpu} relative to {cpu}: latency of one example {format_ratio(times[1].median / times[0].median)}, "
-        f"best throughput {format_ratio(rates[1].median / rates[0].median)}; lower latency {since}."
-    )
+    compared = f"latency of one example {format_ratio(times[1].median / times[0].median)}"
+    if throughput:
+        compared += f", best throughput {format_ratio(rates[1].median / rates[0].median)}"
+    return f"{name}, {gpu} relative to {cpu}: {compared}; lower latency {since}."
 
 
 def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from articles.studies.study_pictures import draw_dots, draw_lines, panels
-from articles.studies.study_rows import GROWING, best_rate
+from articles.studies.study_rows import GROWING, fastest, rate_finding, without_overhead
 from jax import lax
 
 from jaxnn.bench import Bench, Case, Finding, NotMeasured, Plain, Rows, Study, quantity
@@ -164,22 +164,25 @@ def _case(settings: Settings, name: str, size: int, kind: str, device: jax.Devic
 def _findings(rows: Rows) -> list[Finding]:
     found = []
     for name in PRECISIONS:
-        best = best_rate(rows.where(dtype=name))
         errors = [row.observed["error"] for row in rows.where(dtype=name) if "error" in row.observed]
         note = f"error {errors[0]:.1e}" if errors else ""
         article = {"float16": "Volta: 12× its float32", "tf32": "A100: up to 20× V100's float32"}.get(name, "")
-        found.append(Finding("A6, A10", f"{name}, best rate", best, article, note))
+        found.append(rate_finding("A6, A10", f"{name}, best rate", rows.where(dtype=name), article=article, note=note))
     return found
 
 
 def _conclude(columns: Mapping[str, Rows]) -> list[str]:
     sentences = []
     for label, rows in columns.items():
-        rates = {name: rate for name in PRECISIONS if (rate := best_rate(rows.where(dtype=name))) is not None}
+        best = {name: fastest(rows.where(dtype=name)) for name in PRECISIONS}
+        sound, hidden = without_overhead(label, best, rows)
+        sentences += hidden
+        rates = {name: row.rate for name, row in sound.items() if row.rate is not None}
         if (plain := rates.pop("float32", None)) is None:
             continue
         ratios = [f"{name} {rate.median / plain.median:.2g}" for name, rate in rates.items()]
-        sentences.append(f"{label}: rate relative to float32: {', '.join(ratios)}.")
+        if ratios:
+            sentences.append(f"{label}: rate relative to float32: {', '.join(ratios)}.")
         half = [row for row in rows.where(dtype="float32") if row.rate and row.rate.median >= plain.median / 2]
         sentences.append(f"{label}: float32 reaches half of its best rate from {half[0].what['size']} rows.")
     return sentences

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from articles.studies.study_collectives import Collective, Link, Reduction, fit_link
 from articles.studies.study_pictures import draw_lines, panels
-from articles.studies.study_rows import measured, relative
+from articles.studies.study_rows import OVERHEAD, measured, relative
 from articles.studies.study_steps import REDUCTIONS, Step, make_reduction, make_step
 
 import jaxnn as jn
@@ -269,7 +269,9 @@ def _of_a_column(rows: Rows) -> Iterator[str]:
         speed = {count: predict(rows, count) for count in ahead if count > int(last.what["devices"] or 1)}
         alone = first.time.median if first.time is not None else math.nan
         speedups = ", ".join(f"{count}: {alone / seconds:.2f}" for count, seconds in speed.items() if seconds)
-        if speedups:
+        if rows.mostly_overhead(first, "rows"):
+            yield f"{OVERHEAD}: steps on one device; nothing is concluded from it."
+        elif speedups:
             yield f"predicted speed-up with strong scaling, by number of devices: {speedups}."
     if "shared_cores" in last.observed:
         yield (

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from articles.studies.study_devices import cpus_with_gpus, faster_from, shared_sizes
 from articles.studies.study_pictures import draw_lines, panels
-from articles.studies.study_rows import best_rate, measured
+from articles.studies.study_rows import measured, rate_finding
 from jax import lax
 from jax.sharding import SingleDeviceSharding
 
@@ -222,7 +222,7 @@ def _of_transfers(rows: Rows, direction: str) -> Iterator[Finding]:
             )
         if those:
             note = next((row.missing for row in those if row.missing), "")
-            yield Finding("A16, A17", f"{route}: best rate", best_rate(those), note=note)
+            yield rate_finding("A16, A17", f"{route}: best rate", those, note=note)
 
 
 def _of_computing(rows: Rows, name: str, operation: Operation) -> Iterator[Finding]:
