@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxnn.bench import Bench, Case, Finding, Machine, Measured, Results, Rows, Study, measure
+from jaxnn.bench import Bench, Case, Finding, Machine, Measured, Part, Results, Rows, Study, measure
 
 CPU, GPU = "CPU, Chip, 2 cores", "GPU, H100"
 
@@ -69,5 +69,9 @@ def two_devices(settings: Any) -> Bench:
 def results_of(study: Study, settings: Any, columns: dict[str, Rows], **machine: Any) -> Results:
     """Results with a column for each label."""
     fields: dict[str, Any] = {"versions": {"jax": "0.12"}, "commit": "abc", "date": "2026-11-21", **machine}
-    parts = {label: (Machine(label, **fields), rows) for label, rows in columns.items()}
-    return {study.name: Measured(study.definition(settings), parts)}
+    definition = study.definition(settings)
+    return {
+        study.name: Measured(
+            {label: Part(Machine(label, **fields), definition, rows) for label, rows in columns.items()}
+        )
+    }

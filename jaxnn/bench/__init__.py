@@ -3,6 +3,7 @@
 from jaxnn.bench._results import (
     Machine,
     Measured,
+    Part,
     Results,
     bench,
     describe_machine,

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from articles.studies.study_devices import cpus_with_gpus, faster_from
 from articles.studies.study_pictures import draw_lines, panels
-from articles.studies.study_rows import best_rate, fastest, measured, rate_finding, without_overhead
+from articles.studies.study_rows import OVERHEAD, best_rate, fastest, measured, rate_finding, without_overhead
 from flax import linen
 
 from jaxnn.bench import Bench, Case, Finding, Plain, Row, Rows, Study, format_ratio, quantity
@@ -146,6 +146,7 @@ def _findings(rows: Rows) -> list[Finding]:
                 "A4",
                 f"{name}, knee: smallest batch with half of the best throughput",
                 quantity([_batch(bend)], ""),
+                note=OVERHEAD if rows.mostly_overhead(alone, "batch") else "",
             ),
         ]
     return found
