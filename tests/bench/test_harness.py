@@ -376,7 +376,7 @@ def test_a_study_runs(name, count, photographs, tmp_path, monkeypatch):
         assert reduced is not None and 0 <= reduced.num_bytes - 2 * 3 * 256 * 16 <= 64
 
 
-@pytest.mark.parametrize("name", ["articles_cpu", "scaling_cpu"])
+@pytest.mark.parametrize("name", ["articles_cpu", "scaling_cpu", "gpu_h200/articles"])
 def test_published_pages_are_those_of_the_recorded_results(name, tmp_path):
     published = shell.ROOT / "experiments" / "results" / name
     own = load_study(str(shell.ROOT / "experiments" / "scaling.py"), {})
