@@ -225,7 +225,9 @@ def _describe_settings(study: Study, measured: Measured) -> str:
     quick = study.definition(study.quick)
     # A definition of earlier versions may lack a setting.
     brief = [label for label, part in measured.parts.items() if part.definition.items() <= quick.items()]
-    text = f" Quick settings{'' if len(brief) == len(measured.parts) else ' on ' + ' and '.join(brief)}." if brief else ""
+    text = (
+        f" Quick settings{'' if len(brief) == len(measured.parts) else ' on ' + ' and '.join(brief)}." if brief else ""
+    )
     fixed = [label for label, part in measured.parts.items() if "grow_until" not in part.definition]
     fixed = [label for label in fixed if "grow_until" in quick and not label.startswith("CPU")]
     return text + (f" On {' and '.join(fixed)} each call was waited for, and sizes did not grow." if fixed else "")

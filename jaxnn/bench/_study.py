@@ -55,7 +55,8 @@ class Row(NamedTuple):
 
     ``seconds`` of one call, one value per round; ``work`` of one call in a ``unit`` such as ``elements``; ``observed``
     are values other than times, such as an error; ``missing`` is why the case was not measured, empty if it was.
-    ``overhead`` is the time of an empty compiled call there, waited for or queued as this one was; 0: not measured.
+    ``overhead`` is the time of an empty compiled call on an accelerator, waited for or queued as this one was, in
+    seconds; 0: not measured.
 
     >>> row = jn.bench.Row({"size": 100}, seconds=(0.5, 0.25, 1.0), work=100, unit="elements")
     >>> print(row.time, row.rate, sep=", ")

@@ -120,7 +120,9 @@ def measure(study: Study, context: Bench) -> Iterator[list[tuple[Case, Row]]]:
         while group:  # too large for all devices: empty
             pairs = []
             for case, row in zip(group, measure_group(group, context.settings), strict=True):
-                empty = call_overhead(context.devices[case.device], _in_queue(case)) if row.seconds else 0.0
+                # On a CPU, where a call costs microseconds, a case may be no compiled call but a loop in Python.
+                accelerated = row.seconds and case.device != "cpu"
+                empty = call_overhead(context.devices[case.device], _in_queue(case)) if accelerated else 0.0
                 pairs.append((case, row._replace(overhead=empty)))
                 known[case.device].append(pairs[-1][1])
             yield pairs

@@ -68,7 +68,6 @@ def test_the_first_call_is_not_timed():
     begin = Mock(return_value=call)
     (row,) = rows_of(Case("cpu", {"size": 1}, begin), rounds=2, seconds=0.0)
     assert row.what == {"size": 1} and len(row.seconds) == 2 and begin.call_count == 1
-    assert 0 < row.overhead < 0.01
     assert call.call_count == 4, "to compile, once for the estimate, and two rounds"
     own = Case("cpu", {"size": 1}, lambda: (lambda: None, 7.0, {"form": "loop"}), observe=lambda: {"loss": 1.0})
     row = rows_of(own)[0]
@@ -110,6 +109,8 @@ def test_sizes_grow_on_an_accelerator_until_a_call_is_long_or_takes_much_memory(
 
     rows = measured_rows(study(lambda bench: [[case(1)]]), two_devices(Settings(grow_until=until)))[kind]
     assert [row.what["size"] for row in rows] == sizes
+    # Cases of a CPU may be no compiled calls.
+    assert all(0 < row.overhead < 0.01 if kind == "gpu" else not row.overhead for row in rows)
 
 
 @pytest.mark.parametrize(("kind", "order"), [("cpu", "cw+(cw)+"), ("gpu", "cw(cw)+(c{3,}w){2}")])
