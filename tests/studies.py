@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxnn.bench import Bench, Case, Finding, Machine, Measured, Results, Rows, Study, measure_group
+from jaxnn.bench import Bench, Case, Finding, Machine, Measured, Part, Results, Rows, Study, measure
 
 CPU, GPU = "CPU, Chip, 2 cores", "GPU, H100"
 
@@ -17,6 +17,7 @@ class Settings:
     rounds: int = 3
     seconds: float = 0.001
     precision: float | None = None
+    grow_until: float = 0.0
 
 
 def sum_cases(bench: Bench) -> Iterator[Sequence[Case]]:
@@ -51,11 +52,7 @@ def interrupted_at(number: int) -> Callable[[Bench], Iterator[Sequence[Case]]]:
 
 
 def measured_rows(study: Study, context: Bench) -> dict[str, Rows]:
-    pairs = [
-        (case.device, row)
-        for group in study.cases(context)
-        for case, row in zip(group, measure_group(group, context.settings), strict=True)
-    ]
+    pairs = [(case.device, row) for group in measure(study, context) for case, row in group]
     return {device: Rows(row for owner, row in pairs if owner == device) for device in context.devices}
 
 
@@ -72,5 +69,9 @@ def two_devices(settings: Any) -> Bench:
 def results_of(study: Study, settings: Any, columns: dict[str, Rows], **machine: Any) -> Results:
     """Results with a column for each label."""
     fields: dict[str, Any] = {"versions": {"jax": "0.12"}, "commit": "abc", "date": "2026-11-21", **machine}
-    parts = {label: (Machine(label, **fields), rows) for label, rows in columns.items()}
-    return {study.name: Measured(study.definition(settings), parts)}
+    definition = study.definition(settings)
+    return {
+        study.name: Measured(
+            {label: Part(Machine(label, **fields), definition, rows) for label, rows in columns.items()}
+        )
+    }

@@ -3,6 +3,7 @@
 from jaxnn.bench._results import (
     Machine,
     Measured,
+    Part,
     Results,
     bench,
     describe_machine,
@@ -23,14 +24,11 @@ from jaxnn.bench._study import (
     Study,
     find_studies,
     format_ratio,
-    interleaved,
     load_study,
-    measure_group,
-    median_interval,
-    per_call,
     quantity,
     ratios,
 )
+from jaxnn.bench._timer import interleaved, measure, measure_group, median_interval, per_call
 
 __all__ = [
     "Case",

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnn.bench._study import Bench, Finding, Row, Rows, Study, find_studies, measure_group
+from jaxnn.bench._study import Bench, Finding, Row, Rows, Study, find_studies
+from jaxnn.bench._timer import measure
 from jaxnn.observe import describe_devices, device_name, markdown_table
 from jaxnn.parallel import first_devices
 from jaxnn.record import git_state, make_room, new_figure, write_bytes, write_json
 from jaxnn.types import ConfigError, RecordError
 
-_FILE, _FORMAT = "results.json", 3
+_FILE, _FORMAT = "results.json", 4
 
 
 class Machine(NamedTuple):
@@ -48,27 +49,33 @@ def describe_machine(device: jax.Device | None = None) -> Machine:
     )
 
 
-class Measured(NamedTuple):
-    """Results of one study: its definition, which must be equal for comparisons, and rows by the machine's label."""
+class Part(NamedTuple):
+    """What one machine measured of a study, and the definition that it followed."""
 
+    machine: Machine
     definition: Mapping[str, Any]
-    parts: Mapping[str, tuple[Machine, Rows]]
+    rows: Rows
+
+
+class Measured(NamedTuple):
+    """Results of one study, by the machine's label. Only those of one definition are compared."""
+
+    parts: Mapping[str, Part]
 
     @property
     def rows(self) -> dict[str, Rows]:
         """The rows by the label of the machine."""
-        return {label: rows for label, (_, rows) in self.parts.items()}
+        return {label: part.rows for label, part in self.parts.items()}
 
-    def joined(self, new: Measured, where: str) -> Measured:
-        """Merges both, ``new`` replacing the same machine's; RecordError if results of other machines would be lost."""
-        if self.definition == new.definition:
-            return new._replace(parts={**self.parts, **new.parts})
-        if set(self.parts) <= set(new.parts):
-            return new
-        raise RecordError(
-            f"{where} has {self.definition['study']} with other settings, {self.definition}, not {new.definition}: "
-            "measure again, both quick or both full, with the same version of jaxnn."
-        )
+    def alike(self, label: str) -> dict[str, Rows]:
+        """Returns the rows of all machines that followed the definition of the machine ``label``."""
+        same = self.parts[label].definition
+        return {other: part.rows for other, part in self.parts.items() if part.definition == same}
+
+    def conclusions(self, study: Study) -> list[str]:
+        """Returns what ``study`` concludes from each group of machines with the same definition."""
+        groups = {tuple(self.alike(label)): self.alike(label) for label in self.parts}
+        return [sentence for columns in groups.values() for sentence in study.conclude(columns)]
 
 
 type Results = Mapping[str, Measured]
@@ -84,7 +91,7 @@ def bench(
     """Measures ``studies`` and returns their results by name.
 
     Results in ``out`` are kept, except those of the same study and device: a page can be built study by study, and an
-    interruption loses one study.
+    interruption loses one study. Devices with other settings are not compared.
 
     Args:
         *studies: what to measure, see `find_studies`.
@@ -93,7 +100,7 @@ def bench(
         out: folder for ``results.json``, ``results.md`` and figures; None: nothing is written.
         say: is called with one line per step.
 
-    Raises ConfigError if a device is not available, RecordError if ``out`` cannot be written or would lose results.
+    Raises ConfigError if a device is not available, RecordError if ``out`` cannot be read or written.
 
     >>> results = jn.bench.bench(jn.bench.find_studies()["bandwidth"], devices=("cpu",), quick=True)
     bandwidth: A GPU has its own memory...
@@ -106,26 +113,22 @@ def bench(
     machines = {kind: describe_machine(device) for kind, device in found.items()}
     page = dict(read_results(folder)) if folder is not None and (folder / _FILE).exists() else {}
 
-    def add(study: Study, rows: Mapping[str, Sequence[Row]]) -> Measured:
-        parts = {machine.label: (machine, Rows(rows[kind])) for kind, machine in machines.items()}
-        new = Measured(study.definition(study.quick if quick else study.full), parts)
-        return page.get(study.name, new).joined(new, str(folder))
-
-    for study in studies:
-        add(study, dict.fromkeys(found, ()))  # raises before anything is measured
     if folder is not None:
         make_room(folder)
     for study in studies:
         say(f"{study.name}: {study.title}")
         context = Bench(found, study.quick if quick else study.full)
+        definition = study.definition(context.settings)
         rows: dict[str, list[Row]] = {kind: [] for kind in found}
-        for group in filter(None, study.cases(context)):  # too large for all devices: empty
-            started = time.perf_counter()
-            for case, row in zip(group, measure_group(group, context.settings), strict=True):
+        started = time.perf_counter()
+        for pairs in measure(study, context):
+            for case, row in pairs:
                 rows[case.device].append(row)
-            names = " ".join(map(str, group[0].what.values()))
-            say(f"{study.name}: {names}, {len(group)} cases: {time.perf_counter() - started:.1f} s")
-        page[study.name] = add(study, rows)
+            names = " ".join(map(str, pairs[0][0].what.values()))
+            say(f"{study.name}: {names}, {len(pairs)} cases: {time.perf_counter() - started:.1f} s")
+            started = time.perf_counter()
+        new = {one.label: Part(one, definition, Rows(rows[kind])) for kind, one in machines.items()}
+        page[study.name] = Measured({**(page[study.name].parts if study.name in page else {}), **new})
         if folder is not None:
             write_page(page, folder, find_studies() | {each.name: each for each in studies}, [study.name])
     return {study.name: page[study.name] for study in studies}
@@ -134,19 +137,20 @@ def bench(
 def merge(sources: Sequence[str | Path], out: str | Path) -> Results:
     """Merges results of several machines, folders or ``results.json`` files, into one page in the folder ``out``.
 
-    Raises RecordError if a source cannot be read, or a study has other settings or was measured twice on one device.
+    Machines that measured a study with other settings stand beside each other and are not compared. Raises RecordError
+    if a source cannot be read, or a study was measured twice on one device.
     """
     if len(sources) < 2:
         raise ConfigError("merge needs the results of two or more machines: pass their folders.")
     merged: dict[str, Measured] = {}
     for source in sources:
         for name, measured in read_results(Path(source)).items():
-            known = merged.get(name, measured._replace(parts={}))
-            if both := sorted(set(known.parts) & set(measured.parts)):
+            known = merged[name].parts if name in merged else {}
+            if both := sorted(set(known) & set(measured.parts)):
                 raise RecordError(
                     f"{source} has {name} on {both[0]}, which an earlier folder has too: remove one of them."
                 )
-            merged[name] = known.joined(measured, f"a folder before {source}")
+            merged[name] = Measured({**known, **measured.parts})
     write_page(merged, Path(out), find_studies(), merged)
     return merged
 
@@ -161,10 +165,10 @@ def read_results(path: Path) -> Results:
             raise ValueError(f"its format is {content['format']}, not {_FORMAT}")
         for name, study in content["studies"].items():
             parts = {}
-            for part in study["parts"]:
+            for part in study:
                 rows = Rows(Row(**{**row, "seconds": tuple(row["seconds"])}) for row in part["rows"])
-                parts[part["machine"]["label"]] = Machine(**part["machine"]), rows
-            results[name] = Measured(study["definition"], parts)
+                parts[part["machine"]["label"]] = Part(Machine(**part["machine"]), part["definition"], rows)
+            results[name] = Measured(parts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RecordError(f"{file} cannot be read ({error!r}): pass a file that `jaxnn bench` wrote.") from error
     return results
@@ -175,9 +179,10 @@ def write_page(results: Results, folder: Path, studies: Mapping[str, Study], cha
     make_room(folder)
     content = {}
     for name, measured in results.items():
-        pairs = measured.parts.values()
-        parts = [{"machine": machine._asdict(), "rows": [row._asdict() for row in rows]} for machine, rows in pairs]
-        content[name] = {"definition": measured.definition, "parts": parts}
+        content[name] = [
+            {"machine": machine._asdict(), "definition": definition, "rows": [row._asdict() for row in rows]}
+            for machine, definition, rows in measured.parts.values()
+        ]
     write_json(folder / _FILE, {"format": _FORMAT, "studies": content})
     for name in set(changed) & set(studies):
         figure, picture = new_figure(layout="constrained"), io.BytesIO()
@@ -190,19 +195,21 @@ def write_page(results: Results, folder: Path, studies: Mapping[str, Study], cha
 def make_page(results: Results, studies: Mapping[str, Study]) -> str:
     """Returns the page as Markdown: the machines, then a section for each of ``studies`` that was measured."""
     machines = set()
-    for machine, _ in (part for measured in results.values() for part in measured.parts.values()):
+    for machine, *_ in (part for measured in results.values() for part in measured.parts.values()):
         versions = ", ".join(f"{package} {version}" for package, version in machine.versions.items() if version)
         machines.add((machine.label, versions, machine.commit or "", machine.date))
-    intro = "Values are medians over rounds, with minimum and maximum; × is the speed relative to the first column."
+    intro = (
+        "Values are medians over rounds, with minimum and maximum; × is the speed relative to the first column with "
+        "the same settings."
+    )
     table = markdown_table(sorted(machines), ("device", "versions", "commit", "date"))
     blocks = ["# Results", intro, table]
     for name, study in studies.items():
         if name not in results:
             continue
         claims = f" ({', '.join(study.claims)})" if study.claims else ""
-        quick = " Quick settings." if study.definition(study.quick) == results[name].definition else ""
-        blocks += [f"## {name}{claims}", f"{study.title} {study.method}{quick}"]
-        blocks += [markdown_table(*findings_table(study, results)), *study.conclude(results[name].rows)]
+        blocks += [f"## {name}{claims}", f"{study.title} {study.method}{_describe_settings(study, results[name])}"]
+        blocks += [markdown_table(*findings_table(study, results)), *results[name].conclusions(study)]
         blocks.append(f"![{study.title}]({name}.png)")
         reasons: dict[tuple[str, str], list[str]] = {}
         for label, rows in results[name].rows.items():
@@ -213,19 +220,35 @@ def make_page(results: Results, studies: Mapping[str, Study]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
+def _describe_settings(study: Study, measured: Measured) -> str:
+    """Returns which machines had quick settings, and which measured before sizes grew on accelerators."""
+    quick = study.definition(study.quick)
+    # A definition of earlier versions may lack a setting.
+    brief = [label for label, part in measured.parts.items() if part.definition.items() <= quick.items()]
+    text = (
+        f" Quick settings{'' if len(brief) == len(measured.parts) else ' on ' + ' and '.join(brief)}." if brief else ""
+    )
+    fixed = [label for label, part in measured.parts.items() if "grow_until" not in part.definition]
+    fixed = [label for label in fixed if "grow_until" in quick and not label.startswith("CPU")]
+    return text + (f" On {' and '.join(fixed)} each call was waited for, and sizes did not grow." if fixed else "")
+
+
 def findings_table(study: Study, results: Results) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
     """Returns rows and header: claim and published value (if there are claims), what was measured, all machines."""
     labels = sorted({label for measured in results.values() for label in measured.parts})
-    base = labels[0]  # a CPU, if there is one
+    measured = results[study.name]
+    base = {label: min(measured.alike(label)) for label in measured.parts}  # a CPU, if there is one
     found: dict[tuple[str, str], dict[str, Finding]] = {}
-    for label, rows in results[study.name].rows.items():
+    for label, rows in measured.rows.items():
         for one in study.findings(rows):
             found.setdefault((one.claim, one.what), {})[label] = one
     table = []
     for (claim, what), known in found.items():
         article = next((one.article for one in known.values() if one.article), "–")
-        reference = known[base].quantity if base in known else None
-        texts = {label: one.text(None if label == base else reference) for label, one in known.items()}
+        texts = {}
+        for label, one in known.items():
+            other = known.get(base[label]) if base[label] != label else None
+            texts[label] = one.text(other.quantity if other is not None and other.comparable else None)
         cells = [texts.get(label, "not measured") for label in labels]
         table.append((claim, what, article, *cells) if study.claims else (what, *cells))
     return table, ("claim", "what", "the article", *labels) if study.claims else ("what", *labels)

@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import runpy
 import sys
-import timeit
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -19,7 +18,6 @@ from jaxnn.types import ConfigError, JaxnnError, suggest
 
 type Plain = bool | int | float | str | None
 
-_MOST_ROUNDS = 50
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (0.0, ""))
 _TIMES = ((120.0, 60.0, " min"), (1.0, 1.0, " s"), (1e-3, 1e-3, " ms"), (1e-6, 1e-6, " µs"), (0.0, 1e-9, " ns"))
 
@@ -57,6 +55,8 @@ class Row(NamedTuple):
 
     ``seconds`` of one call, one value per round; ``work`` of one call in a ``unit`` such as ``elements``; ``observed``
     are values other than times, such as an error; ``missing`` is why the case was not measured, empty if it was.
+    ``overhead`` is the time of an empty compiled call on an accelerator, waited for or queued as this one was, in
+    seconds; 0: not measured.
 
     >>> row = jn.bench.Row({"size": 100}, seconds=(0.5, 0.25, 1.0), work=100, unit="elements")
     >>> print(row.time, row.rate, sep=", ")
@@ -69,6 +69,7 @@ class Row(NamedTuple):
     unit: str = "call"
     observed: Mapping[str, Plain] = {}
     missing: str = ""
+    overhead: float = 0.0
 
     @property
     def time(self) -> Quantity | None:
@@ -97,6 +98,27 @@ class Rows(tuple[Row, ...]):
         """Returns the first matching row, or a row that was not measured."""
         return next(iter(self.where(**what)), Row(what, missing="not measured"))
 
+    def mostly_overhead(self, row: Row, across: str) -> bool:
+        """Returns whether the overhead of a call takes more than half of the time of ``row``.
+
+        It is at least `Row.overhead`, and at least what a call without work would take: the line through ``row`` and
+        the row with the least work among those that differ from it in ``across``, a size, alone.
+
+        >>> times = {10: 70e-6, 1000: 71e-6, 1_000_000: 1e-3}
+        >>> rows = jn.bench.Rows(jn.bench.Row({"size": size}, (time,), size) for size, time in times.items())
+        >>> [rows.mostly_overhead(row, "size") for row in rows]
+        [False, True, False]
+        """
+        if row.time is None:
+            return False
+        same = [other for other in self if other.time and {**other.what, across: 0} == {**row.what, across: 0}]
+        least = min(same, key=lambda other: other.work, default=row)
+        fixed = 0.0
+        if least.time is not None and least.work < row.work:
+            share = least.work / row.work
+            fixed = (least.time.median - share * row.time.median) / (1 - share)
+        return max(fixed, row.overhead) > row.time.median / 2
+
 
 def quantity(values: Sequence[float], unit: str) -> Quantity | None:
     """Returns the median, minimum and maximum of several rounds; None for no rounds.
@@ -115,17 +137,6 @@ def ratios(values: Sequence[float], base: Sequence[float]) -> Quantity:
     """
     found = [value / other for value, other in zip(values, base, strict=True)]
     return Quantity(median(found), min(found), max(found), "")
-
-
-def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Returns a distribution-free confidence interval of the median, from order statistics (`scipy.stats`).
-
-    With fewer values than the confidence needs (6 for 95 %) it is the range of the values.
-    """
-    from scipy.stats import quantile_test  # type: ignore[import-untyped]
-
-    low, high = quantile_test(values, p=0.5).confidence_interval(confidence)
-    return (low if low == low else min(values)), (high if high == high else max(values))  # NaN: too few values
 
 
 def format_ratio(ratio: float) -> str:
@@ -159,6 +170,11 @@ class Case(NamedTuple):
     may raise `NotMeasured`. One call does ``work`` in a ``unit`` such as ``elements``. ``observe`` returns values
     other than times, such as errors.
 
+    A ``queued`` call returns its result without waiting: a rate is that of calls in a queue, a latency is that of one
+    call. Accelerators queue the calls of a round and wait for the last; a CPU, which would run them side by side, waits
+    for each. ``larger`` returns the case of the next larger size, and ``num_bytes`` is the memory of a case on its
+    device, in bytes: see `measure`.
+
     >>> case = jn.bench.Case("cpu", {"size": 10}, begin=lambda: lambda: sum(range(10)), work=10, unit="additions")
     """
 
@@ -168,6 +184,9 @@ class Case(NamedTuple):
     work: float = 1.0
     unit: str = "call"
     observe: Callable[[], Mapping[str, Plain]] | None = None
+    queued: bool = False
+    num_bytes: float = 0.0
+    larger: Callable[[], Case] | None = None
 
 
 class Finding(NamedTuple):
@@ -206,7 +225,8 @@ class Study:
 
     Attributes:
         title: the question, in one line; ``method`` is what is timed, and what the times include.
-        full: a dataclass with ``rounds``, ``seconds`` and optionally ``precision``; ``quick`` runs in minutes.
+        full: a dataclass with ``rounds``, ``seconds`` and optionally ``precision`` and ``grow_until``, see `measure`;
+            ``quick`` runs in minutes.
         cases: returns groups of cases, each prepared together and timed in alternation.
         findings: returns the rows of the table, from the rows of one device.
         draw: draws all columns, ``{label: rows}``, into an empty Matplotlib figure.
@@ -232,100 +252,6 @@ class Study:
     def definition(self, settings: Any) -> dict[str, Any]:
         """Returns what must be equal for measurements to be comparable, as JSON values."""
         return {"study": self.name, **jsonable(dataclasses.asdict(settings))}
-
-
-def interleaved[Key](
-    measures: Mapping[Key, Callable[[], float]],
-    *,
-    rounds: int = 5,
-    precision: float | None = None,
-) -> dict[Key, tuple[float, ...]]:
-    """Measures all contenders once per round, starting with a different one each round, and returns their values.
-
-    A temporary disturbance of the machine then affects all of them, and ratios within a round stay comparable. With
-    ``precision`` there are at least ``rounds``, until the 95 % interval of every median is within this fraction of
-    the median on either side, and at most 50.
-
-    >>> jn.bench.interleaved({"slow": lambda: 2.0, "fast": lambda: 1.0}, rounds=3)
-    {'slow': (2.0, 2.0, 2.0), 'fast': (1.0, 1.0, 1.0)}
-    """
-
-    def precise(values: list[float]) -> bool:
-        (low, high), middle = median_interval(values), median(values)
-        return max(high - middle, middle - low) <= (precision or 0.0) * abs(middle)
-
-    figures: dict[Key, list[float]] = {key: [] for key in measures}
-    order = list(measures)
-    for count in range(rounds if precision is None else max(rounds, _MOST_ROUNDS)):
-        if count >= rounds and all(map(precise, figures.values())):
-            break
-        start = count % max(1, len(order))
-        for key in [*order[start:], *order[:start]]:
-            figures[key].append(measures[key]())
-    return {key: tuple(values) for key, values in figures.items()}
-
-
-def per_call(call: Callable[[], object], seconds: float) -> Callable[[], float]:
-    """Returns a measure for `interleaved`, which repeats ``call`` for about ``seconds`` and returns the mean seconds.
-
-    ``call`` waits for its own result and has run once before, so compilation is not timed. The first measurement fixes
-    the number of calls, at least one, from the fastest of up to five calls.
-
-    >>> 0 < jn.bench.per_call(lambda: sum(range(1000)), seconds=0.01)() < 0.01
-    True
-    """
-    timer, count = timeit.Timer(call), 0
-
-    def measure() -> float:
-        nonlocal count
-        if not count:
-            estimates = [timer.timeit(1)]
-            while len(estimates) < 5 and sum(estimates) < seconds:
-                estimates.append(timer.timeit(1))
-            count = max(1, round(seconds / min(estimates)))
-        return timer.timeit(count) / count
-
-    return measure
-
-
-def measure_group(group: Sequence[Case], settings: Any) -> list[Row]:
-    """Prepares the cases of a group, times them in alternation, and returns one row each.
-
-    `NotMeasured`, any other JaxnnError, and XLA's RuntimeError and MemoryError become a row with the reason.
-    """
-
-    def start(case: Case) -> tuple[Any, float, Mapping[str, Plain]]:
-        made = case.begin() if case.begin is not None else None
-        call, work, observed = made if isinstance(made, tuple) else (made, case.work, {})
-        if call is not None:
-            call()  # compiles and allocates
-        return call, work, observed
-
-    started = [_attempt(start, case) for case in group]
-    calls = {index: made[0] for index, (made, _) in enumerate(started) if made and made[0]}
-    measures = {index: per_call(call, settings.seconds) for index, call in calls.items()}
-    precision = getattr(settings, "precision", None)
-    timed, broken = _attempt(lambda: interleaved(measures, rounds=settings.rounds, precision=precision))
-    rows = []
-    for index, (case, (prepared, missing)) in enumerate(zip(group, started, strict=True)):
-        _, work, observed = prepared or (None, case.work, {})
-        missing = missing or (broken if index in calls else "")
-        if case.observe is not None and not missing:
-            more, missing = _attempt(case.observe)
-            observed = {**observed, **(more or {})}
-        rows.append(Row(dict(case.what), (timed or {}).get(index, ()), work, case.unit, observed, missing))
-    return rows
-
-
-def _attempt[**P, T](action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T | None, str]:
-    """Returns the result of ``action``, or why there is none: a study continues without the case."""
-    try:
-        return action(*args, **kwargs), ""
-    except JaxnnError as error:
-        return None, str(error)
-    # What XLA raises if memory runs out or the device does not support a dtype.
-    except (RuntimeError, MemoryError) as error:
-        return None, f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0]}"
 
 
 def find_studies() -> dict[str, Study]:

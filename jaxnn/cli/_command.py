@@ -247,7 +247,7 @@ def bench(
         known |= {study.name: study for study in studies}
     for name in filter(known.__contains__, results):
         table = text_table(*harness.findings_table(known[name], results))
-        print(printable("\n".join([name, table, *known[name].conclude(results[name].rows)])))
+        print(printable("\n".join([name, table, *results[name].conclusions(known[name])])))
     print(f"page: {out / 'results.md'}")
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import tarfile
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -19,6 +20,10 @@ type Listing = dict[str, dict[str, list[str]]]  # the names of files by the spli
 FLAT = "."  # the folder of the training split if there is no train/
 _SPLIT_FOLDERS = {FLAT: "train", "train": "train", "val": "validation", "validation": "validation", "test": "test"}
 _TIMEOUT_SECONDS = 30
+# Addresses that could not be reached, with the reason and the time: the cases of a benchmark, or the members of a
+# sweep, ask for the same file again, and each attempt may wait for the network.
+_REFUSALS: dict[str, tuple[str, float]] = {}
+_REFUSED_MINUTES = 10
 
 
 def data_dir(argument: PathLike | None = None) -> Path:
@@ -70,46 +75,58 @@ def fetch(
     """Returns the path ``<data directory>/<dataset>/<file_name>`` and downloads the file if it does not exist.
 
     An existing file is used unchecked. A download is checked against ``sha256`` before it is renamed, so that a partial
-    file is never used. Several addresses ``url`` are tried in order. Raises DataError if the file is missing and cannot
-    be downloaded, with the reason and what to do by hand.
+    file is never used. Several addresses ``url`` are tried in order; one that could not be reached is not tried again
+    for ten minutes in this process. Raises DataError if the file is missing and cannot be downloaded, with the reason
+    and what to do by hand.
     """
     folder = data_dir(directory) / dataset
     path = folder / file_name
     if path.is_file():
         return path
     urls = [url] if isinstance(url, str) else list(url)
-    print(f"jaxnn: downloading {file_name} from {urls[0]} to {folder}", file=sys.stderr)
+    known = {address: _REFUSALS[address] for address in urls if address in _REFUSALS}
+    since = time.monotonic() - 60 * _REFUSED_MINUTES
+    refused = {address: reason for address, (reason, when) in known.items() if when > since}
+    untried = [address for address in urls if address not in refused]
+    if untried:
+        print(f"jaxnn: downloading {file_name} from {untried[0]} to {folder}", file=sys.stderr)
+    for address in untried:
+        try:
+            _download(address, folder, file_name, sha256)
+        except (OSError, ValueError) as error:
+            refused[address] = _reason(error, address)
+        else:
+            # Pooch creates files readable by their owner only; data directories are shared.
+            path.chmod(0o644)
+            return path
+    reasons = "; ".join(dict.fromkeys(refused.values()))
+    raise DataError(
+        f"{file_name} of {dataset} is not in {folder} and could not be downloaded ({reasons}): put "
+        f"{' or '.join(urls)} into that folder by hand, or set JAXNN_DATA to a folder that has it."
+    )
+
+
+def _download(address: str, folder: Path, file_name: str, sha256: str) -> None:
+    """Downloads ``address`` to ``folder/file_name``, silently; raises OSError or ValueError."""
     import pooch
 
     downloader = pooch.HTTPDownloader(timeout=_TIMEOUT_SECONDS, chunk_size=1 << 20)
     logger = pooch.get_logger()
     level = logger.level
-    failures = []
-    for address in urls:
-        logger.setLevel(logging.ERROR)
-        try:
-            pooch.retrieve(address, f"sha256:{sha256}", file_name, folder, downloader=downloader)
-        except (OSError, ValueError) as error:
-            failures.append(_reason(error))
-        else:
-            # Pooch creates files readable by their owner only; data directories are shared.
-            path.chmod(0o644)
-            return path
-        finally:
-            logger.setLevel(level)
-    raise DataError(
-        f"{file_name} of {dataset} is not in {folder} and could not be downloaded ({'; '.join(dict.fromkeys(failures))}"
-        f"): put {' or '.join(urls)} into that folder by hand, or set JAXNN_DATA to a folder that has it."
-    )
+    logger.setLevel(logging.ERROR)
+    try:
+        pooch.retrieve(address, f"sha256:{sha256}", file_name, folder, downloader=downloader)
+    finally:
+        logger.setLevel(level)
 
 
-def _reason(error: OSError | ValueError) -> str:
-    """Returns why a download failed, in a few words."""
+def _reason(error: OSError | ValueError, address: str) -> str:
+    """Returns why a download from ``address`` failed, in a few words; remembers it if the network was the reason."""
     from requests import exceptions
 
-    if isinstance(error, exceptions.HTTPError) and error.response is not None:
-        return f"HTTP status {error.response.status_code}"
+    answer = getattr(error, "response", None)
     reasons = {
+        exceptions.HTTPError: f"HTTP status {getattr(answer, 'status_code', 'unknown')}",
         exceptions.ChunkedEncodingError: "the transfer was cut off",
         exceptions.Timeout: f"no answer within {_TIMEOUT_SECONDS} seconds",
         exceptions.ConnectionError: "the connection failed, is there a network?",
@@ -117,7 +134,11 @@ def _reason(error: OSError | ValueError) -> str:
         OSError: f"it cannot be written there: {getattr(error, 'strerror', None) or type(error).__name__}",
         ValueError: "the downloaded file has another sha256 checksum",
     }
-    return next(reason for kind, reason in reasons.items() if isinstance(error, kind))
+    found = next(reason for kind, reason in reasons.items() if isinstance(error, kind))
+    if isinstance(error, exceptions.RequestException):
+        found += f" (tried again after {_REFUSED_MINUTES} minutes)"
+        _REFUSALS[address] = found, time.monotonic()
+    return found
 
 
 @os_errors_named()

@@ -10,7 +10,9 @@ import pickle
 import struct
 import tarfile
 import threading
+import time
 import tracemalloc
+from typing import ClassVar
 
 import convert_cifar
 import numpy as np
@@ -282,14 +284,17 @@ SHA256 = hashlib.sha256(BODY).hexdigest()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
+    asked: ClassVar[list[str]] = []
+
     def do_GET(self):
+        self.asked.append(self.path)
         if self.path == "/missing":
             self.send_error(404)
             return
         self.send_response(200)
         self.send_header("Content-Length", str(len(BODY)))
         self.end_headers()
-        self.wfile.write(BODY[: len(BODY) // 2] if self.path == "/truncated" else BODY)
+        self.wfile.write(BODY[: len(BODY) // 2] if self.path.startswith("/truncated") else BODY)
 
     def log_message(self, *arguments):
         pass
@@ -326,7 +331,7 @@ def test_a_download_is_complete_and_logs_one_line(server, tmp_path, capsys):
 def test_a_failed_download_is_reported_and_leaves_nothing(server, tmp_path):
     for urls, digest, reason in (
         ([f"{server}/truncated"], SHA256, "cut off"),
-        ([f"{server}/missing", f"{server}/good"], "0" * 64, "status 404; .*another sha256"),
+        ([f"{server}/missing", f"{server}/good"], "0" * 64, "status 404 .*another sha256"),
         (["http://127.0.0.1:1/a.bin"], SHA256, "connection failed, is there a network"),
     ):
         with pytest.raises(DataError, match=reason) as caught:
@@ -337,6 +342,18 @@ def test_a_failed_download_is_reported_and_leaves_nothing(server, tmp_path):
     (tmp_path / "letters").write_text("a file where the folder should be")
     with pytest.raises(DataError, match="cannot be written there: "):
         fetch("letters", "a.bin", f"{server}/good", SHA256, tmp_path)
+
+
+def test_an_address_that_could_not_be_reached_is_tried_once_in_ten_minutes(server, tmp_path, monkeypatch, capsys):
+    for minutes, tries in ((0, 1), (9, 1), (11, 2)):
+        now = time.monotonic() + 60 * minutes
+        monkeypatch.setattr(time, "monotonic", lambda now=now: now)
+        with pytest.raises(DataError, match="cut off .tried again after 10 minutes"):
+            fetch("digits", "a.bin", f"{server}/truncated?once", SHA256, tmp_path)
+        monkeypatch.undo()
+        assert (Handler.asked.count("/truncated?once"), capsys.readouterr().err.count("\n")) == (tries, minutes != 9)
+    # Another address is.
+    assert fetch("digits", "a.bin", [f"{server}/truncated?once", f"{server}/good"], SHA256, tmp_path).is_file()
 
 
 def test_data_dir_is_the_argument_else_the_environment_else_a_cache(monkeypatch, tmp_path):

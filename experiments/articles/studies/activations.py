@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 from articles.studies.study_pictures import draw_lines, panels
-from articles.studies.study_rows import best_rate, distinct, measured
+from articles.studies.study_rows import GROWING, distinct, measured, rate_finding
 
-from jaxnn.bench import Bench, Case, Finding, Plain, Rows, Study
+from jaxnn.bench import Bench, Case, Finding, Rows, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMS = ("Python loop", "NumPy", "vmap", "jit")
+LOOP = "Python loop"
+ON_THE_HOST = (LOOP, "NumPy")
+FORMS = (*ON_THE_HOST, "vmap", "jit")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Settings:
     longest_loop: int = 1_000_000
     rounds: int = 5
     seconds: float = 0.2
+    grow_until: float = 0.002
 
 
 QUICK = Settings((100, 10_000, 1_000_000), 10_000, rounds=3, seconds=0.02)
@@ -63,38 +66,57 @@ def make_call(operation: str, form: str, vector: np.ndarray, device: jax.Device)
         device: of the last two forms; the first two run on the host.
     """
     of_a_number, of_numpy, of_jax = OPERATIONS[operation]
-    if form == "Python loop":
+    if form == LOOP:
         numbers = vector.tolist()
         return lambda: [of_a_number(x) for x in numbers]
     if form == "NumPy":
         return lambda: of_numpy(vector)
     on_device = jax.device_put(vector, device)
     function = jax.vmap(of_jax) if form == "vmap" else jax.jit(of_jax)
-    return lambda: jax.block_until_ready(function(on_device))
+    return lambda: function(on_device)
 
 
 def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
     settings: Settings = bench.settings
     for operation in OPERATIONS:
         for size in settings.sizes:
-            vector = np.random.default_rng(0).standard_normal(size, np.float32)
-            group = []
-            for device, found in bench.devices.items():
-                for form in FORMS:
-                    if (form in FORMS[:2] and device != "cpu") or (form == FORMS[0] and size > settings.longest_loop):
-                        continue
-                    begin = functools.partial(make_call, operation, form, vector, found)
-                    what: dict[str, Plain] = {"operation": operation, "size": size, "form": form}
-                    group.append(Case(device, what, begin, size, "elements"))
-            yield group
+            yield [
+                _case(settings, operation, form, size, kind, device)
+                for kind, device in bench.devices.items()
+                for form in FORMS
+                if form not in ON_THE_HOST or (kind == "cpu" and (form != LOOP or size <= settings.longest_loop))
+            ]
+
+
+def _case(settings: Settings, operation: str, form: str, size: int, kind: str, device: jax.Device) -> Case:
+    def begin() -> Callable[[], Any]:
+        return make_call(operation, form, _vector(size), device)
+
+    larger = functools.partial(_case, settings, operation, form, 10 * size, kind, device)
+    return Case(
+        kind,
+        {"operation": operation, "size": size, "form": form},
+        begin,
+        size,
+        "elements",
+        queued=form not in ON_THE_HOST,
+        num_bytes=2 * 4 * size,
+        larger=larger if size >= settings.sizes[-1] else None,
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _vector(size: int) -> np.ndarray:
+    # Drawing gigabytes would take longer than the calls.
+    return np.resize(np.random.default_rng(0).standard_normal(min(size, 1_000_000), np.float32), size)
 
 
 def _findings(rows: Rows) -> list[Finding]:
     return [
-        Finding("A1", f"{operation}, {form}, best rate", best)
+        rate_finding("A1", f"{operation}, {form}, best rate", those)
         for operation in OPERATIONS
         for form in FORMS
-        if (best := best_rate(rows.where(operation=operation, form=form))) is not None
+        if measured(those := rows.where(operation=operation, form=form))
     ]
 
 
@@ -102,10 +124,10 @@ def _conclude(columns: Mapping[str, Rows]) -> list[str]:
     """Compares compiled calls with the loop at the smallest size (A3)."""
     sentences = []
     # GPUs run no Python.
-    loops = next((rows for rows in columns.values() if measured(rows.where(form="Python loop"))), Rows())
+    loops = next((rows for rows in columns.values() if measured(rows.where(form=LOOP))), Rows())
     for label, rows in columns.items():
         size = next(iter(distinct(measured(rows), "size")), None)
-        loop = loops.one(operation="relu", form="Python loop", size=size)
+        loop = loops.one(operation="relu", form=LOOP, size=size)
         compiled = rows.one(operation="relu", form="jit", size=size)
         if loop.time is not None and compiled.time is not None:
             ratio = loop.time.median / compiled.time.median
@@ -129,10 +151,11 @@ STUDY = Study(
     claims=("A1", "A3"),
     title="An activation is a loop over independent elements: how fast does each implementation run?",
     method=(
-        "Elements/s of float32 vectors on the device: the call and the wait for its result are timed, transfers and "
-        "compilation are not. vmap alone, without jit, traces the function again at every call and runs its "
-        "operations one by one; jit compiles them once into one loop. Each call allocates a new result; freed memory "
-        "is reused, as in a run."
+        "Elements/s of float32 vectors on the device: calls and the wait for their results are timed, transfers and "
+        "compilation are not. "
+        f"{GROWING} "
+        "vmap alone, without jit, traces the function again at every call and runs its operations one by one; jit "
+        "compiles them once into one loop. Each call allocates a new result; freed memory is reused, as in a run."
     ),
     full=Settings(),
     quick=QUICK,

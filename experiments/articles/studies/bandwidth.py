@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from articles.studies.study_devices import cpus_with_gpus
 from articles.studies.study_pictures import DASHES, draw_lines, panels
-from articles.studies.study_rows import best_rate
+from articles.studies.study_rows import GROWING, OVERHEAD, best_rate, measured, rate_finding, without_overhead
 
-from jaxnn.bench import Bench, Case, Finding, Plain, Quantity, Rows, Study, format_ratio
+from jaxnn.bench import Bench, Case, Finding, Quantity, Row, Rows, Study, format_ratio
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,6 +28,7 @@ class Settings:
     largest_on_cpu: int = 2**28
     rounds: int = 5
     seconds: float = 0.2
+    grow_until: float = 0.002
 
 
 QUICK = Settings((2**12, 2**18, 2**26), 2**26, rounds=3, seconds=0.02)
@@ -56,17 +56,18 @@ OPERATIONS: Mapping[str, Operation] = {
 
 def make_call(operation: Operation, size: int, device: jax.Device) -> Callable[[], Any]:
     """Returns a call that applies ``operation`` to a vector of ``size`` bytes on ``device``."""
-    vector = jax.device_put(np.random.default_rng(0).random(size // 4, np.float32), device)
+    with jax.default_device(device):
+        vector = jnp.full(size // 4, FACTOR, jnp.float32)
     if operation.passes == 1:
         reduce = jax.jit(operation.function)
-        return lambda: jax.block_until_ready(reduce(vector))
+        return lambda: reduce(vector)
     # Page faults of newly allocated memory would cost a CPU more than writing the result.
     into = jax.jit(lambda _, vector: operation.function(vector), donate_argnums=0, keep_unused=True)
     result = jax.jit(jnp.zeros_like)(vector)
 
     def call() -> Any:
         nonlocal result
-        result = jax.block_until_ready(into(result, vector))
+        result = into(result, vector)
         return result
 
     return call
@@ -75,46 +76,61 @@ def make_call(operation: Operation, size: int, device: jax.Device) -> Callable[[
 def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
     settings: Settings = bench.settings
     for size in settings.sizes:
-        group = []
-        for kind, device in bench.devices.items():
-            if kind == "cpu" and size > settings.largest_on_cpu:
-                continue
-            for name, operation in OPERATIONS.items():
-                what: dict[str, Plain] = {"operation": name, "size": size}
-                begin = functools.partial(make_call, operation, size, device)
-                group.append(Case(kind, what, begin, operation.passes * size, "B"))
-        yield group
+        yield [
+            _case(settings, name, size, kind, device)
+            for kind, device in bench.devices.items()
+            for name in OPERATIONS
+            if kind != "cpu" or size <= settings.largest_on_cpu
+        ]
 
 
-def _at_largest(rows: Rows) -> tuple[Any, Quantity] | None:
-    """Returns the size and the rate of the largest vector that was timed."""
-    found = [(row.what["size"], row.rate) for row in rows if row.rate is not None]
-    return max(found, key=lambda pair: float(pair[0] or 0), default=None)
+def _case(settings: Settings, name: str, size: int, kind: str, device: jax.Device) -> Case:
+    operation = OPERATIONS[name]
+    return Case(
+        kind,
+        {"operation": name, "size": size},
+        functools.partial(make_call, operation, size, device),
+        operation.passes * size,
+        "B",
+        queued=True,
+        num_bytes=operation.passes * size,
+        larger=functools.partial(_case, settings, name, 4 * size, kind, device) if size >= settings.sizes[-1] else None,
+    )
+
+
+def _at_largest(rows: Rows) -> Row | None:
+    """Returns the row of the largest vector that was timed."""
+    return max(measured(rows), key=lambda row: row.work, default=None)
 
 
 def _findings(rows: Rows) -> list[Finding]:
     peak = best_rate(rows)
     if peak is None:
         return []
-    found = [Finding("A19", "peak over all operations and sizes", peak)]
+    found = [rate_finding("A19", "peak over all operations and sizes", rows)]
     for name in OPERATIONS:
-        if (last := _at_largest(rows.where(operation=name))) is not None:
-            size, rate = last
-            note = f"{size / 2**20:g} MiB, {rate.median / peak.median:.0%} of the peak"
-            found.append(Finding("A19", f"{name}, largest vector", rate, note=note))
+        if (last := _at_largest(rows.where(operation=name))) is not None and last.rate is not None:
+            size: Any = last.what["size"]
+            note = f"{size / 2**20:g} MiB, {last.rate.median / peak.median:.0%} of the peak"
+            if hidden := rows.mostly_overhead(last, "size"):
+                note += f"; {OVERHEAD}"
+            found.append(Finding("A19", f"{name}, largest vector", last.rate, note=note, comparable=not hidden))
     return found
 
 
 def _conclude(columns: Mapping[str, Rows]) -> list[str]:
-    sentences = []
+    sentences, rates = [], dict[str, dict[str, Quantity]]()
+    for label, rows in columns.items():
+        largest = {name: _at_largest(rows.where(operation=name)) for name in OPERATIONS}
+        sound, hidden = without_overhead(label, largest, rows)
+        sentences += hidden
+        rates[label] = {name: row.rate for name, row in sound.items() if row.rate is not None}
     for cpu, gpu in cpus_with_gpus(columns):
-        pairs = {
-            name: [_at_largest(columns[label].where(operation=name)) for label in (cpu, gpu)] for name in OPERATIONS
-        }
+        ours, theirs = rates[cpu], rates[gpu]
         ratios = [
-            f"{name} {format_ratio(theirs[1].median / ours[1].median)}"
-            for name, (ours, theirs) in pairs.items()
-            if ours is not None and theirs is not None
+            f"{name} {format_ratio(theirs[name].median / ours[name].median)}"
+            for name in OPERATIONS
+            if name in ours and name in theirs
         ]
         if ratios:
             sentences.append(f"Memory bandwidth of {gpu} relative to {cpu}, largest vectors: {', '.join(ratios)}.")
@@ -137,10 +153,11 @@ STUDY = Study(
     title="A GPU has its own memory, built for large blocks: what is the bandwidth of each device?",
     method=(
         "Copying, scaling and summing a float32 vector on the device. Bytes are those read and written: twice the "
-        "vector for copy and scale, once for the sum. Results are written to memory that is already allocated. The "
-        "call and the wait for its result are timed, compilation and transfers are not. The peak is the best rate "
-        "over all sizes: small vectors fit into caches, only the largest show the memory itself. Black lines are "
-        "peaks."
+        "vector for copy and scale, once for the sum. Results are written to memory that is already allocated. Calls"
+        " and the wait for their results are timed, compilation and transfers are not. "
+        f"{GROWING} "
+        "The peak is the best rate over all sizes: small vectors fit into caches, only the largest show the memory "
+        "itself. Black lines are peaks."
     ),
     full=Settings(),
     quick=QUICK,

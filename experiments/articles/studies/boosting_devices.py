@@ -121,6 +121,8 @@ def _of_a_column(rows: Rows) -> Iterator[str]:
     yield f"all trees on up to {most} devices are those of one device, bit for bit."
     counts = sorted({int(row.what["devices"] or 1) for row in scaled_rows(rows)} - {1})
     alone = _strong(rows)[0].time
+    if rows.mostly_overhead(_strong(rows)[0], "rows"):
+        return
     speed = {count: predict(rows, count, NVLINK) for count in counts}
     listed = ", ".join(f"{count}: {alone.median / one:.2f}" for count, one in speed.items() if alone and one)
     if listed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from articles.studies.study_devices import speedups
+from articles.studies.study_devices import overheads, speedups
 from articles.studies.study_training import draw_rates, reached, run_finding, step_time, timed, training_cases
 
 from jaxnn.bench import Finding, Rows, Study
@@ -38,7 +38,7 @@ def _findings(rows: Rows) -> list[Finding]:
 
 
 def _conclude(columns: Mapping[str, Rows]) -> list[str]:
-    return [
+    return overheads(columns, network=NETWORK) + [
         f"{gpu} is {ratio} as fast as {cpu}; in the article an RTX 3070 was {ARTICLE_RATIO}× as fast as a Ryzen 5600X."
         for cpu, gpu, ratio in speedups(columns, network=NETWORK)
     ]

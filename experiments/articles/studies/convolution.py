@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from articles.studies.study_pictures import draw_lines, panels
-from articles.studies.study_rows import best_rate
+from articles.studies.study_rows import GROWING, best_rate, fastest, measured, rate_finding, without_overhead
 from jax import lax
 
 from jaxnn.bench import Bench, Case, Finding, Plain, Rows, Study, format_ratio
@@ -36,6 +36,7 @@ class Settings:
     compared_size: int = 256
     rounds: int = 5
     seconds: float = 0.2
+    grow_until: float = 0.002
 
 
 QUICK = Settings((16, 64, 512), 64, 512, 64, rounds=3, seconds=0.02)
@@ -80,6 +81,7 @@ COMPILED: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 FORMS = (LOOP, *COMPILED)
 
 
+@functools.lru_cache(maxsize=1)
 def make_picture(size: int) -> np.ndarray:
     """Returns noise, ``[size, size]`` float32."""
     return np.random.default_rng(0).standard_normal((size, size), np.float32)
@@ -104,7 +106,7 @@ def make_call(form: str, picture: np.ndarray, device: jax.Device) -> Callable[[]
         return functools.partial(filter_by_loop, picture.tolist(), FILTER.tolist())
     there = jax.device_put((picture, FILTER), device)
     function = jax.jit(COMPILED[form])
-    return lambda: jax.block_until_ready(function(*there))
+    return lambda: function(*there)
 
 
 def relative_error(form: str, picture: np.ndarray, device: jax.Device) -> dict[str, Plain]:
@@ -117,20 +119,26 @@ def relative_error(form: str, picture: np.ndarray, device: jax.Device) -> dict[s
 def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
     settings: Settings = bench.settings
     for size in settings.sizes:
-        picture = make_picture(size)
-        group = []
-        for kind, device in bench.devices.items():
-            for form in FORMS:
-                if kind == "cpu" and size > (settings.largest_loop if form == LOOP else settings.largest_on_cpu):
-                    continue
-                if kind != "cpu" and form == LOOP:
-                    continue
-                begin = functools.partial(make_call, form, picture, device)
-                compared = functools.partial(relative_error, form, picture, device)
-                observe = compared if size == settings.compared_size else None
-                what: dict[str, Plain] = {"form": form, "size": size}
-                group.append(Case(kind, what, begin, (size - 2) ** 2, "positions", observe))
-        yield group
+        yield [
+            _case(settings, form, size, kind, device)
+            for kind, device in bench.devices.items()
+            for form in (FORMS if kind == "cpu" else COMPILED)
+            if kind != "cpu" or size <= (settings.largest_loop if form == LOOP else settings.largest_on_cpu)
+        ]
+
+
+def _case(settings: Settings, form: str, size: int, kind: str, device: jax.Device) -> Case:
+    return Case(
+        kind,
+        {"form": form, "size": size},
+        lambda: make_call(form, make_picture(size), device),
+        (size - 2) ** 2,
+        "positions",
+        (lambda: relative_error(form, make_picture(size), device)) if size == settings.compared_size else None,
+        queued=form != LOOP,
+        num_bytes=4 * size**2 * (11 if form == "im2col" else 2),  # im2col stores nine values of each position
+        larger=functools.partial(_case, settings, form, 4 * size, kind, device) if size >= settings.sizes[-1] else None,
+    )
 
 
 def _findings(rows: Rows) -> list[Finding]:
@@ -138,8 +146,8 @@ def _findings(rows: Rows) -> list[Finding]:
     for form in FORMS:
         errors = [row.observed["error"] for row in rows.where(form=form) if "error" in row.observed]
         note = f"maximum error {errors[0]:.0e}" if errors else ""
-        if (best := best_rate(rows.where(form=form))) is not None:
-            found.append(Finding("A2", f"{form}, best rate", best, note=note))
+        if measured(those := rows.where(form=form)):
+            found.append(rate_finding("A2", f"{form}, best rate", those, note=note))
     return found
 
 
@@ -149,9 +157,12 @@ def _conclude(columns: Mapping[str, Rows]) -> list[str]:
     loops = (best_rate(rows.where(form=LOOP)) for rows in columns.values())
     loop = next((rate for rate in loops if rate is not None), None)
     for label, rows in columns.items():
-        rates = {form: best_rate(rows.where(form=form)) for form in COMPILED}
-        if loop is not None and any(rates.values()):
-            ratios = [f"{form} {format_ratio(rate.median / loop.median)}" for form, rate in rates.items() if rate]
+        best = {form: fastest(rows.where(form=form)) for form in COMPILED}
+        sound, hidden = without_overhead(label, best, rows)
+        sentences += hidden
+        rates = {form: row.rate for form, row in sound.items() if row.rate is not None}
+        if loop is not None and rates:
+            ratios = [f"{form} {format_ratio(rate.median / loop.median)}" for form, rate in rates.items()]
             sentences.append(f"{label}: positions/s relative to the Python loop: {', '.join(ratios)}.")
     return sentences
 
@@ -169,7 +180,9 @@ STUDY = Study(
     title="The positions of a convolution are independent: how fast does each implementation compute them?",
     method=(
         "Positions/s of one 3×3 filter over a square float32 image with one channel, (n − 2)² positions. Image and "
-        "filter are on the device: the call and the wait for its result are timed, transfers and compilation are not. "
+        "filter are on the device: calls and the wait for their results are timed, transfers and compilation are "
+        "not. "
+        f"{GROWING} "
         "All forms compute the same sums of nine products, in float32 even if a GPU would round to tf32; the loop "
         "computes in Python's float64. im2col gathers the nine values of each position as a column, then takes one "
         "matrix product. The maximum error is the largest difference from float64, over the largest result."

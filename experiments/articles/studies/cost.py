@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 from articles.studies.keras_scripts import SCRIPTS as PUBLISHED
-from articles.studies.study_devices import cpus_with_gpus, is_cpu
+from articles.studies.study_devices import cpus_with_gpus, is_cpu, overheads
 from articles.studies.study_pictures import draw_dots, panels
+from articles.studies.study_rows import without_overhead
 from articles.studies.study_training import network, training_call
 
 from jaxnn.bench import (
@@ -125,6 +126,7 @@ def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
                 functools.partial(_begin, name, data, kind, settings.steps),
                 unit="run",
                 observe=functools.partial(_observe, kind, device),
+                queued=True,
             )
             for kind, device in bench.devices.items()
         ]
@@ -188,6 +190,7 @@ def _conclude(columns: Mapping[str, Rows]) -> list[str]:
     priced = {label: row for label, rows in columns.items() for row in rows if run_cost(row) is not None}
     sentences = [f"{label}: ${_dollars(row):.3g} per hour ({row.observed['price']})." for label, row in priced.items()]
     sentences += _break_even(priced)
+    sentences += [sentence for name in DATA for sentence in overheads(columns, script=name)]
     compared = [costs for name in DATA if len(set(map(is_cpu, costs := _costs(columns, name)))) == 2]
     if compared:
         cpu = sum(is_cpu(min(costs, key=lambda label: costs[label].median)) for costs in compared)
@@ -220,8 +223,8 @@ def _dollars(row: Row, of: str = "dollars an hour") -> float:
 
 def _costs(columns: Mapping[str, Rows], name: str) -> dict[str, Quantity]:
     """Returns the cost of a run of a script, by column."""
-    found = {label: run_cost(rows.one(script=name)) for label, rows in columns.items()}
-    return {label: cost for label, cost in found.items() if cost is not None}
+    found = {label: without_overhead(label, {name: rows.one(script=name)}, rows)[0] for label, rows in columns.items()}
+    return {label: cost for label, rows in found.items() if rows and (cost := run_cost(rows[name])) is not None}
 
 
 def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:

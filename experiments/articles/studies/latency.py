@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from articles.studies.study_devices import cpus_with_gpus, faster_from
 from articles.studies.study_pictures import draw_lines, panels
-from articles.studies.study_rows import best_rate, fastest, measured
+from articles.studies.study_rows import OVERHEAD, best_rate, fastest, measured, rate_finding, without_overhead
 from flax import linen
 
 from jaxnn.bench import Bench, Case, Finding, Plain, Row, Rows, Study, format_ratio, quantity
@@ -30,9 +30,11 @@ class Settings:
     largest_cnn_on_cpu: int = 1024
     rounds: int = 5
     seconds: float = 0.2
+    grow_until: float = 0.002
 
 
 QUICK = Settings((1, 8, 64, 512), 64, rounds=3, seconds=0.02)
+QUEUED = "queued"
 
 
 class Network(NamedTuple):
@@ -41,45 +43,71 @@ class Network(NamedTuple):
     Attributes:
         model: untrained, which takes the same time.
         shape: of an example.
+        num_bytes: of an example and its activations.
     """
 
     model: linen.Module
     shape: tuple[int, ...]
+    num_bytes: int
 
 
 NETWORKS: Mapping[str, Network] = {
-    "MLP": Network(MLP((512, 512, 10)), (784,)),
-    "CNN": Network(CNN(10), (28, 28, 1)),
+    "MLP": Network(MLP((512, 512, 10)), (784,), 7_300),
+    "CNN": Network(CNN(10), (28, 28, 1), 300_000),
 }
 
 
 @functools.cache
 def make_parameters(name: str) -> Any:
     """Returns the parameters of a network on the host."""
-    model, shape = NETWORKS[name]
+    model, shape, _ = NETWORKS[name]
     return jax.device_get(jax.jit(model.init)(jax.random.key(0), np.zeros((1, *shape), np.float32)))
 
 
 def make_call(name: str, batch: int, device: jax.Device) -> Callable[[], Any]:
     """Returns a call that computes the logits ``[batch, 10]`` of examples on ``device``, with one of `NETWORKS`."""
-    model, shape = NETWORKS[name]
+    model, shape, _ = NETWORKS[name]
     examples = np.random.default_rng(0).random((batch, *shape), np.float32)
     on_device = jax.device_put((make_parameters(name), examples), device)
     with jax.default_device(device):  # layers choose implementations by it
         forward = jax.jit(model.apply).lower(*on_device).compile()
-    return lambda: jax.block_until_ready(forward(*on_device))
+    return lambda: forward(*on_device)
 
 
 def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
     settings: Settings = bench.settings
     for name in NETWORKS:
         for batch in settings.batches:
-            what: dict[str, Plain] = {"network": name, "batch": batch}
             yield [
-                Case(kind, what, functools.partial(make_call, name, batch, device), batch, "examples")
+                _case(settings, name, batch, kind, device, queued)
                 for kind, device in bench.devices.items()
+                for queued in ((False,) if kind == "cpu" else (False, True))
                 if kind != "cpu" or name != "CNN" or batch <= settings.largest_cnn_on_cpu
             ]
+
+
+def _case(settings: Settings, name: str, batch: int, kind: str, device: jax.Device, queued: bool) -> Case:
+    def begin() -> Callable[[], Any]:
+        call = make_call(name, batch, device)
+        return call if queued else lambda: jax.block_until_ready(call())
+
+    what: dict[str, Plain] = {"network": name, "batch": batch, **({"calls": QUEUED} if queued else {})}
+    larger = functools.partial(_case, settings, name, 8 * batch, kind, device, queued)
+    return Case(
+        kind,
+        what,
+        begin,
+        batch,
+        "examples",
+        queued=queued,
+        num_bytes=batch * NETWORKS[name].num_bytes,
+        larger=larger if batch >= settings.batches[-1] else None,
+    )
+
+
+def waited(rows: Rows) -> Rows:
+    """Returns the rows whose calls were waited for one by one, which have a latency."""
+    return Rows(row for row in rows if row.what.get("calls") != QUEUED)
 
 
 def knee(rows: Rows) -> Row | None:
@@ -97,25 +125,28 @@ def _batch(row: Row) -> int:
 def _findings(rows: Rows) -> list[Finding]:
     found = []
     for name in NETWORKS:
-        those = measured(rows.where(network=name))
-        best = fastest(those)
+        those = measured(waited(rows.where(network=name)))
+        best, alone = fastest(rows.where(network=name)), fastest(those)
         bend = knee(those)
-        if best is None or bend is None:
+        if best is None or alone is None or bend is None:
             continue
         found += [
             Finding("A4", f"{name}, latency at batch size 1", those.one(batch=1).time),
-            Finding("A4", f"{name}, best throughput", best.rate, note=f"batch {_batch(best)}"),
+            rate_finding(
+                "A4", f"{name}, best throughput", rows.where(network=name), "batch", note=f"batch {_batch(best)}"
+            ),
             Finding(
                 "A4",
                 f"{name}, latency at best throughput",
-                best.time,
-                note=f"batch {_batch(best)}",
+                alone.time,
+                note=f"batch {_batch(alone)}",
                 comparable=False,
             ),
             Finding(
                 "A4",
                 f"{name}, knee: smallest batch with half of the best throughput",
                 quantity([_batch(bend)], ""),
+                note=OVERHEAD if rows.mostly_overhead(alone, "batch") else "",
             ),
         ]
     return found
@@ -123,11 +154,17 @@ def _findings(rows: Rows) -> list[Finding]:
 
 def _conclude(columns: Mapping[str, Rows]) -> list[str]:
     """Compares the knee with one example on each device, and each GPU with each CPU."""
-    sentences = [
-        _compare_knee(name, label, rows.where(network=name)) for label, rows in columns.items() for name in NETWORKS
-    ]
+    sentences, sound = [], dict[str, dict[str, Row]]()
+    for label, rows in columns.items():
+        best = {name: fastest(waited(rows.where(network=name))) for name in NETWORKS}
+        sound[label], hidden = without_overhead(label, best, rows, "batch")
+        sentences += hidden
+        sentences += [_compare_knee(name, label, waited(rows.where(network=name))) for name in sound[label]]
     for cpu, gpu in cpus_with_gpus(columns):
-        sentences += [_compare_devices(name, cpu, columns[cpu], gpu, columns[gpu]) for name in NETWORKS]
+        sentences += [
+            _compare_devices(name, cpu, columns[cpu], gpu, columns[gpu], name in sound[cpu] and name in sound[gpu])
+            for name in NETWORKS
+        ]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -144,21 +181,24 @@ def _compare_knee(name: str, label: str, rows: Rows) -> str:
     )
 
 
-def _compare_devices(name: str, cpu: str, on_cpu: Rows, gpu: str, on_gpu: Rows) -> str:
-    slow, fast = on_cpu.where(network=name), on_gpu.where(network=name)
-    times, rates = (slow.one(batch=1).time, fast.one(batch=1).time), (best_rate(slow), best_rate(fast))
+def _compare_devices(name: str, cpu: str, on_cpu: Rows, gpu: str, on_gpu: Rows, throughput: bool) -> str:
+    """Compares latencies, and ``throughput`` if both times say something about it."""
+    slow, fast = (waited(rows.where(network=name)) for rows in (on_cpu, on_gpu))
+    times = slow.one(batch=1).time, fast.one(batch=1).time
+    rates = [best_rate(rows.where(network=name)) for rows in (on_cpu, on_gpu)]
     if not (times[0] and times[1] and rates[0] and rates[1]):
         return ""
     start = faster_from(fast, slow, "batch")
     since = "at no batch size measured on both" if start is None else f"from batch size {start}"
-    return (
-        f"{name}, {gpu} relative to {cpu}: latency of one example {format_ratio(times[1].median / times[0].median)}, "
-        f"best throughput {format_ratio(rates[1].median / rates[0].median)}; lower latency {since}."
-    )
+    compared = f"latency of one example {format_ratio(times[1].median / times[0].median)}"
+    if throughput:
+        compared += f", best throughput {format_ratio(rates[1].median / rates[0].median)}"
+    return f"{name}, {gpu} relative to {cpu}: {compared}; lower latency {since}."
 
 
 def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
     latency, throughput = panels(figure, ("latency", "throughput and its knee"))
+    columns = {label: waited(rows) for label, rows in columns.items()}
     draw_lines(latency, columns, across="batch", lines="network", quantity=lambda row: row.time)
     latency.set_ylabel("s")
     draw_lines(throughput, columns, across="batch", lines="network")
@@ -182,10 +222,11 @@ STUDY = Study(
     title="Larger batches trade latency for throughput: what are both, and at which batch size is the knee?",
     method=(
         "The forward pass of an MLP (784, 512, 512, 10) and of a CNN (28×28×1; 3×3 convolutions of 32 and 64 "
-        "channels, each with pooling; dense 128, 10), in float32 as JAX computes it by default, which some GPUs round "
-        "to tf32. Latency is one call and the wait for its logits; throughput is the batch size over that time, "
-        "without pipelining. Examples and parameters are on the device: transfers and compilation are not timed. The "
-        "knee is the smallest batch with half of the best throughput."
+        "channels, each with pooling; dense 128, 10), in float32 as JAX computes it by default, which some GPUs "
+        "round to tf32. Latency is one call and the wait for its logits; throughput is the batch size over that "
+        "time, or on an accelerator over the time of a call in a queue. Its batches grow until a call takes 2 ms or "
+        "an eighth of its memory. Examples and parameters are on the device: transfers and compilation are not "
+        "timed. The knee is the smallest batch with half of the best throughput."
     ),
     full=Settings(),
     quick=QUICK,

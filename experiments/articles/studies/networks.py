@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from articles.studies.study_rows import fastest, measured
+from articles.studies.study_rows import fastest, measured, rate_finding
 from articles.studies.study_training import draw_rates, step_time, training_group
 
 from jaxnn.bench import Bench, Case, Finding, Rows, Study
@@ -49,7 +49,7 @@ def _findings(rows: Rows) -> list[Finding]:
         found.append(Finding("A5", f"{name}, step time at batch size {first.what['batch_size']}", step_time(first)))
         if len(of_network) > 1:
             note = f"batch {best.what['batch_size']}"
-            found.append(Finding("A5", f"{name}, best throughput", best.rate, note=note))
+            found.append(rate_finding("A5", f"{name}, best throughput", of_network, "batch_size", note=note))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from articles.studies.study_rows import distinct, measured
+from articles.studies.study_rows import distinct, measured, without_overhead
 
 from jaxnn.bench import Plain, Rows, format_ratio
 
@@ -23,14 +23,25 @@ def cpus_with_gpus(labels: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def speedups(columns: Mapping[str, Rows], **what: Plain) -> list[tuple[str, str, str]]:
-    """Returns ``(cpu, gpu, "28×")``, the speed of each GPU relative to each CPU, if both timed the case."""
+    """Returns ``(cpu, gpu, "28×")``, the speed of each GPU relative to each CPU, if both timed the case.
+
+    Times that are mostly overhead are not compared, see `overheads`.
+    """
     found = []
     for cpu, gpu in cpus_with_gpus(columns):
+        sound = [without_overhead(label, {"": columns[label].one(**what)}, columns[label])[0] for label in (cpu, gpu)]
         # Rates, not times: the length of a call may differ.
-        slow, fast = (columns[label].one(**what).rate for label in (cpu, gpu))
+        slow, fast = (rows[""].rate if rows else None for rows in sound)
         if slow is not None and fast is not None:
             found.append((cpu, gpu, format_ratio(fast.median / slow.median)))
     return found
+
+
+def overheads(columns: Mapping[str, Rows], **what: Plain) -> list[str]:
+    """Returns a sentence for each column whose time of the case is mostly overhead."""
+    name = " ".join(map(str, what.values()))
+    found = [without_overhead(label, {name: rows.one(**what)}, rows)[1] for label, rows in columns.items()]
+    return [sentence for sentences in found for sentence in sentences]
 
 
 def shared_sizes(rows: Rows, others: Rows, across: str) -> list[Any]:

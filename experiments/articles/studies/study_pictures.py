@@ -38,11 +38,15 @@ def draw_lines(
         quantity: returns the y value of a row.
     """
     names = list(dict.fromkeys(name for rows in columns.values() for name in distinct(measured(rows), lines)))
-    short = short_labels(columns)
-    for (label, rows), dashes in zip(columns.items(), itertools.cycle(DASHES), strict=False):
-        for name, colour in zip(names, itertools.cycle(COLOURS), strict=False):
-            line_label = f"{name}, {short[label]}" if len(columns) > 1 else str(name)
-            _draw_line(axes, rows.where(**{lines: name}), across, quantity, line_label, colour, dashes)
+    colours, dashes = (dict(zip(of, itertools.cycle(styles))) for of, styles in ((names, COLOURS), (columns, DASHES)))
+    for label, rows in columns.items():
+        for name, colour in colours.items():
+            _draw_line(axes, rows.where(**{lines: name}), across, quantity, colour, dashes[label])
+    # A legend of all pairs would cover the lines.
+    for name, colour in colours.items():
+        axes.plot([], [], label=str(name), c=colour, marker="o", ms=3)
+    for label, short in short_labels(columns).items() if names and len(columns) > 1 else ():
+        axes.plot([], [], label=short, c="black", ls=dashes[label])
     axes.set_xscale("log")
     axes.set_yscale("log")
     label_ticks(axes.xaxis)
@@ -56,7 +60,6 @@ def _draw_line(
     rows: Rows,
     across: str,
     quantity: Callable[[Row], Quantity | None],
-    label: str,
     colour: str,
     dashes: Any,
 ) -> None:
@@ -64,7 +67,7 @@ def _draw_line(
     if not points:
         return
     places: list[Any] = [place for place, _ in points]
-    axes.plot(places, [found.median for _, found in points], label=label, c=colour, ls=dashes, marker="o", ms=3)
+    axes.plot(places, [found.median for _, found in points], c=colour, ls=dashes, marker="o", ms=3)
     axes.fill_between(places, [f.low for _, f in points], [f.high for _, f in points], color=colour, alpha=0.15, lw=0)
 
 

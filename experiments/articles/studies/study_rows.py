@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from jaxnn.bench import Plain, Quantity, Row, Rows, ratios
+from collections.abc import Mapping
+
+from jaxnn.bench import Finding, Plain, Quantity, Row, Rows, ratios
+
+# For the method of a study.
+GROWING = (
+    "An accelerator queues calls and waits for the last, and continues with larger sizes until a call takes 2 ms or an "
+    "eighth of its memory; a CPU waits for each call."
+)
+OVERHEAD = "mostly the overhead of a call"
 
 
 def distinct(rows: Rows, name: str) -> list[Plain]:
@@ -23,6 +32,40 @@ def fastest(rows: Rows) -> Row | None:
 def best_rate(rows: Rows) -> Quantity | None:
     """Returns the rate of `fastest`; None if nothing was timed."""
     return None if (best := fastest(rows)) is None else best.rate
+
+
+def rate_finding(claim: str, what: str, rows: Rows, across: str = "size", article: str = "", note: str = "") -> Finding:
+    """Returns the rate of `fastest`, which is not compared, and says why, if its time is mostly overhead.
+
+    Args:
+        claim: of the finding, as are ``what``, ``article`` and ``note``.
+        what: as in `Finding`.
+        rows: of one form.
+        across: the name of the size in a case.
+        article: as in `Finding`.
+        note: as in `Finding`.
+    """
+    best = fastest(rows)
+    hidden = best is not None and rows.mostly_overhead(best, across)
+    notes = "; ".join(text for text in (note, OVERHEAD if hidden else "") if text)
+    return Finding(claim, what, best and best.rate, article, notes, comparable=not hidden)
+
+
+def without_overhead(
+    label: str, found: Mapping[str, Row | None], rows: Rows, across: str = "size"
+) -> tuple[dict[str, Row], list[str]]:
+    """Returns the rows to conclude from, by name, and a sentence about those whose time is mostly overhead.
+
+    Args:
+        label: of the column.
+        found: a row for each name; None if it was not timed.
+        rows: of the column.
+        across: the name of the size in a case.
+    """
+    timed = {name: row for name, row in found.items() if row is not None and row.seconds}
+    hidden = [name for name, row in timed.items() if rows.mostly_overhead(row, across)]
+    sentence = f"{label}: {OVERHEAD}: {', '.join(hidden)}; nothing is concluded from it."
+    return {name: row for name, row in timed.items() if name not in hidden}, [sentence] if hidden else []
 
 
 def relative(row: Row, base: Row) -> Quantity | None:

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from articles.studies.study_collectives import Collective, Link, Reduction, fit_link
 from articles.studies.study_pictures import draw_lines, panels
-from articles.studies.study_rows import measured, relative
+from articles.studies.study_rows import OVERHEAD, measured, relative
 from articles.studies.study_steps import REDUCTIONS, Step, make_reduction, make_step
 
 import jaxnn as jn
@@ -116,7 +116,7 @@ def _cases(
         ]
         yield [case("each", count, each) for count in counts]
         if len(devices) == 1:
-            yield [Case(kind, {"batch": "shared", "devices": 2}, functools.partial(_refuse, kind))]
+            yield [case("shared", 2, batch // 2)._replace(begin=functools.partial(_refuse, kind))]
             continue
         rows = {batch // count for count in (*counts, *settings.predict) if batch % count == 0}
         yield [case("one", 1, each) for each in sorted(rows)]
@@ -269,7 +269,9 @@ def _of_a_column(rows: Rows) -> Iterator[str]:
         speed = {count: predict(rows, count) for count in ahead if count > int(last.what["devices"] or 1)}
         alone = first.time.median if first.time is not None else math.nan
         speedups = ", ".join(f"{count}: {alone / seconds:.2f}" for count, seconds in speed.items() if seconds)
-        if speedups:
+        if rows.mostly_overhead(first, "rows"):
+            yield f"{OVERHEAD}: steps on one device; nothing is concluded from it."
+        elif speedups:
             yield f"predicted speed-up with strong scaling, by number of devices: {speedups}."
     if "shared_cores" in last.observed:
         yield (

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
 from articles.studies.study_pictures import draw_dots
 from articles.studies.study_rows import distinct
 
@@ -48,6 +47,7 @@ def training_group(bench: Bench, name: str, batch_size: int) -> Sequence[Case]:
             what={"network": name, "batch_size": batch_size},
             begin=functools.partial(_begin, name, batch_size, kind, bench.settings.steps),
             unit="examples",
+            queued=True,  # as in a run
         )
         for kind in bench.devices
     ]
@@ -69,7 +69,7 @@ def training_cases(bench: Bench) -> Iterator[Sequence[Case]]:
 def training_call(
     experiment: jn.Experiment[Any], splits: jn.Splits, kind: Any, num_steps: int | None = None
 ) -> tuple[Callable[[], Any], int, dict[str, list[str]]]:
-    """Returns a call that trains for some steps, continues where the last call ended, and waits for the result.
+    """Returns a call that trains for some steps and continues where the last call ended, without waiting for it.
 
     Args:
         experiment: what to train; its ``data`` is not called.
@@ -90,11 +90,11 @@ def training_call(
             num_steps = 1 if long else fastest_steps(programs, make_call, config.num_steps)[0]
         call, implementations = make_call(num_steps), programs.implementations
 
-    def wait() -> Any:
+    def train() -> Any:
         with computing_on(kind):
-            return jax.block_until_ready(call())
+            return call()
 
-    return wait, num_steps, implementations
+    return train, num_steps, implementations
 
 
 def _whole(name: str) -> dict[str, Plain]:
