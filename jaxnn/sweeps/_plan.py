@@ -30,7 +30,7 @@ class SweepOptions(engine.RunOptions):
     plan_only: bool = False
     """Show how the members would be grouped and how fast each vmap size is; train nothing."""
     vmap_size: int | None = None
-    """Members under one vmap on a device; default: by the operations of a step, or the faster of two."""
+    """Members under one vmap on a device; default: by the operations of a step, or by trials; on a GPU all that fit."""
     order: Literal["member", "shared"] = "member"
     """member: each sees the data in the order of its seed, as its solo run; shared: all in that of the first."""
     member_runs: bool = False
