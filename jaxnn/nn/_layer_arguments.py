@@ -18,6 +18,7 @@ from flax.linen import intercept_methods, with_partitioning
 from flax.linen.dtypes import promote_dtype
 from jax.typing import ArrayLike
 
+from jaxnn._compat import TARGET
 from jaxnn.types import Array, ConfigError, PyTree, is_half, suggest
 
 type Context = contextlib.AbstractContextManager[Any]
@@ -48,7 +49,9 @@ _reasons: ContextVar[dict[str, None] | None] = ContextVar("reasons", default=Non
 
 
 def default_device() -> jax.Device:
-    """The device on which JAX computes here, also within ``jax.default_device``."""
+    """The device for which programs are compiled here: JAX's default device, or the one of `tracing_for`."""
+    if TARGET.value is not None:
+        return TARGET.value
     device = jax.config.jax_default_device
     return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
 

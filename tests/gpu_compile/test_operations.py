@@ -4,9 +4,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+import jaxnn as jn
 from jaxnn._compat import tracing_for
 from jaxnn.nn import attention
 from jaxnn.observe import implementations
@@ -108,6 +110,32 @@ def test_cards_before_8_use_attention_that_they_can_compute():
     with tracing_for(device):
         assert implementations(gradient, shape) == {"attention": ["math"]}
         assert gradient.lower(shape).compile() is not None
+
+
+def test_an_experiment_computes_here_while_its_step_is_traced_for_the_card():
+    def init(key: jax.Array, inputs: jax.Array) -> Any:
+        with jax.ensure_compile_time_eval():
+            scale = float(jnp.sqrt(jnp.asarray(9.0)))
+        return jax.tree.map(lambda leaf: leaf / scale, tiny.init(key, inputs))
+
+    inputs, labels = tiny.points(8)
+    held = jax.device_put(jnp.arange(3.0), jax.devices()[0])
+    experiment = tiny.experiment(
+        data=jn.data.arrays(train=(jnp.asarray(inputs), jnp.asarray(labels))),
+        model=(init, lambda params, x: tiny.apply(params, x) * held[None]),
+        optimizer=lambda config: optax.add_noise(0.1, 0.1, jax.random.key(config.seed)),
+    )
+    assert plan(experiment, device="h100").work.launches > 0
+    assert plan(experiment, device="h100", members=2).work.launches > 0
+
+
+def test_what_was_traced_for_this_machine_is_traced_again_for_the_card():
+    (device,) = topology(CARDS["h100"], 1)
+    attend = jax.jit(lambda query: attention(query, query, query))
+    shape = jax.ShapeDtypeStruct((BATCH, TIME, HEADS, 64), "bfloat16")
+    assert implementations(attend, shape) != {"attention": ["cudnn"]}
+    with tracing_for(device):
+        assert implementations(attend, shape) == {"attention": ["cudnn"]}
 
 
 def test_calls_of_python_are_refused():
