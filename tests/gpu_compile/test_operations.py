@@ -1,5 +1,6 @@
 """Forms of attention compiled for an H100, by cuDNN where it can, and products compiled for every card."""
 
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -136,6 +137,30 @@ def test_what_was_traced_for_this_machine_is_traced_again_for_the_card():
     assert implementations(attend, shape) != {"attention": ["cudnn"]}
     with tracing_for(device):
         assert implementations(attend, shape) == {"attention": ["cudnn"]}
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (jn.nn.LSTM(64), (16, TIME, 64)),  # a graph of five kernels, the fewest
+        (jn.models.CNN(10, blocks=((8,), (8,)), dense=(16,)), (16, 16, 16, 3)),
+    ],
+)
+def test_kernels_outside_of_graphs_are_those_that_xla_leaves_outside(layer, shape, tmp_path):
+    (device,) = topology(CARDS["h100"], 1)
+    inputs = jax.ShapeDtypeStruct(shape, "float32", sharding=SingleDeviceSharding(device))
+
+    def loss(params: Any, inputs: jax.Array) -> jax.Array:
+        return jnp.sin(layer.apply(params, jnp.sort(jnp.cos(inputs), axis=0))).sum()
+
+    with tracing_for(device):
+        params = jax.eval_shape(layer.init, jax.random.key(0), inputs)
+        lowered = jax.jit(jax.value_and_grad(loss)).lower(params, inputs)
+    compiled = lowered.compile(compiler_options={"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True})
+    (graphs,) = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
+    inside = len(re.findall(r"^ +\d+: k", graphs.read_text(), re.MULTILINE))
+    work = work_of(compiled.as_text())
+    assert 0 < work.alone < work.launches == work.alone + inside
 
 
 def test_calls_of_python_are_refused():
