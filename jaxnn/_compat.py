@@ -18,6 +18,15 @@ import jax
 
 from jaxnn.types import ConfigError
 
+# The device that programs are traced for in `tracing_for`, else None. JAX knows it: no trace for another is used again.
+TARGET = jax.make_user_context(None)
+
+
+def target_device() -> Any:
+    """The device for which programs are compiled here: JAX's default device, or the one of `tracing_for`."""
+    device: Any = jax.config.jax_default_device if TARGET.value is None else TARGET.value
+    return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
+
 
 def coordination_client() -> Any:
     """The client of JAX's coordination service, with a key-value store and barriers; None before it has started."""
@@ -47,10 +56,11 @@ def _private(module: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def tracing_for(device: jax.Device) -> Iterator[None]:
-    """JAX as if ``device`` were here, while programs are traced and compiled for it.
+    """Context in which implementations are chosen for ``device``, which need not be here.
 
-    Two look-ups ask libraries of NVIDIA's that are not: attention asks for cuDNN's version, a cuDNN LSTM for the sizes
-    of its buffers, which are then estimated.
+    What an experiment computes meanwhile, as an optimizer that makes a key, it computes on JAX's default device. Two
+    look-ups ask NVIDIA's libraries, which need not be here either: attention asks for cuDNN's version, a cuDNN LSTM for
+    the sizes of its buffers, which are then estimated.
     """
     from jax.experimental import rnn
 
@@ -63,7 +73,7 @@ def tracing_for(device: jax.Device) -> Iterator[None]:
         ):
             stack.callback(setattr, module, name, getattr(module, name, None))
             setattr(module, name, value)
-        with jax.default_device(device):
+        with TARGET(device):
             yield
 
 

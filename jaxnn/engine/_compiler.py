@@ -140,9 +140,9 @@ class Programs:
         """The memory that a call takes on each device and frees again."""
         return observe.temporary_bytes(self._compiled["train", shape, num_steps])
 
-    def launches(self, shape: Shape | None, num_steps: int) -> float:
-        """The kernels that a call launches, of one chunk of a population."""
-        return observe.work_of(self._compiled["train", shape, num_steps].as_text()).launches
+    def launch_seconds(self, shape: Shape | None, num_steps: int) -> float:
+        """The seconds on a GPU that the launches of a call take, of one chunk of a population."""
+        return observe.work_of(self._compiled["train", shape, num_steps].as_text()).launch_seconds
 
     def evaluate(self, shape: Shape | None, split: str, state: Any, *, part: bool = False) -> dict[str, np.ndarray]:
         """The exact mean of each metric over a split, loss first, and metrics of all outputs: ``[*shape, ...]`` each.

@@ -50,7 +50,6 @@ ACCELERATOR_OPERATIONS = 1e12
 FEWEST_STEPS = 4
 # A smaller vmap size is tried on an accelerator if its larger share of launches costs at most this factor.
 CLOSE = 1.1
-LAUNCH_SECONDS = 1.5e-6  # of a kernel in a CUDA graph, on an H200
 
 type Call = Callable[[], object]
 
@@ -254,7 +253,7 @@ def plan_vmap_size(
 
     def with_launches(size: int) -> tuple[Trial, float]:
         trial, shape = attempt(size), shape_of(block * num_devices, size, num_devices)
-        return trial, LAUNCH_SECONDS * programs.launches(shape, steps) / steps
+        return trial, programs.launch_seconds(shape, steps) / steps
 
     member_steps = num_members * plan.num_steps
     if on_cpu or thorough:

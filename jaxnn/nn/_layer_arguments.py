@@ -22,6 +22,7 @@ from flax.linen import intercept_methods, with_partitioning
 from flax.linen.dtypes import promote_dtype
 from jax.typing import ArrayLike
 
+from jaxnn._compat import target_device
 from jaxnn.types import Array, ConfigError, PyTree, is_half, suggest
 
 type Context = contextlib.AbstractContextManager[Any]
@@ -57,21 +58,15 @@ _reasons: ContextVar[dict[str, bool] | None] = ContextVar("reasons", default=Non
 _HOLDS_BELOW = 2
 
 
-def default_device() -> jax.Device:
-    """The device on which JAX computes here, also within ``jax.default_device``."""
-    device = jax.config.jax_default_device
-    return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
-
-
 def platform() -> str:
-    """The platform of the default device: ``cpu``, ``gpu`` or ``tpu``."""
-    return str(default_device().platform)
+    """The platform of the device that programs are compiled for here: ``cpu``, ``gpu`` or ``tpu``."""
+    return str(target_device().platform)
 
 
 def compute_capability() -> float:
-    """The compute capability of the default device if it is an NVIDIA GPU; otherwise 0."""
+    """The compute capability of this device if it is an NVIDIA GPU; otherwise 0."""
     try:
-        return float(default_device().compute_capability)
+        return float(target_device().compute_capability)
     except (AttributeError, ValueError):  # AMD's are named gfx942, for example
         return 0.0
 

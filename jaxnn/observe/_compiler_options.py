@@ -6,15 +6,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 from jax.extend import core
 
+from jaxnn._compat import target_device
 from jaxnn.types import ConfigError
 
 SWITCH = "JAXNN_COMPILER_OPTIONS"  # the environment variable: auto, or off for none of those for speed
 # XLA's own list, and convolutions: by default they break each CUDA graph of a network (openxla/xla#34572). cuDNN's
 # recurrent layers cannot be recorded.
-_IN_GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONVOLUTION"
+RECORDED = ("FUSION", "CUBLAS", "CUBLASLT", "CUSTOM_CALL", "CUDNN", "DYNAMIC_SLICE_FUSION", "CONVOLUTION")
 # Why options for speed were given up in this process, one line each.
 _given_up: dict[str, None] = {}
 
@@ -45,21 +45,16 @@ def compiler_options(jaxpr: Any, *, platform: str | None, once: bool, determinis
         # LLVM works 77 seconds on the initial state of a ResNet-56, and 6 with few passes; the bits are the same.
         needed |= {"xla_backend_optimization_level": 1}
     if platform == "cuda" and not _given_up and has_convolution(jaxpr):
-        faster = {"xla_gpu_enable_command_buffer": _IN_GRAPHS}
+        faster = {"xla_gpu_enable_command_buffer": ",".join(RECORDED)}
     return CompilerOptions(needed, faster)
 
 
 def _platform() -> str:
     """The platform of the device that JAX computes on here: ``cpu``, ``cuda``, ``rocm`` or ``tpu``."""
-    device = _device()
+    device = target_device()
     if device.platform != "gpu":
         return str(device.platform)
     return "cuda" if _capability(device) else "rocm"
-
-
-def _device() -> Any:
-    device = jax.config.jax_default_device
-    return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
 
 
 def _capability(device: Any) -> float:
@@ -70,7 +65,7 @@ def _capability(device: Any) -> float:
 
 def computes_in_tf32() -> bool:
     """Whether the device that JAX computes on here rounds the operands of float32 products by default."""
-    return _capability(_device()) >= 8.0
+    return _capability(target_device()) >= 8.0
 
 
 def has_convolution(jaxpr: Any) -> bool:

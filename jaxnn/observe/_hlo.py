@@ -8,12 +8,22 @@ import math
 import re
 from typing import NamedTuple
 
+from jaxnn.observe._compiler_options import RECORDED
+
 _ARRAY = re.compile(r"\b(pred|token|[a-z]+?(\d+)[a-z0-9]*)\[([\d,]*)\]")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%(\S+) = (.+?) ([a-z][\w\-]*)\((.*)$")
 _NAME = re.compile(r"%([\w.\-]+)")
 # These move no data, or only name it.
 _FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "partition-id", "replica-id"}
 _FREE |= {"opt-barrier", "add-dependency"}
+# A program's text does not show CUDA graphs, since XLA forms them later, of at least so many kernels that follow each
+# other and are of the kinds `RECORDED`.
+MIN_GRAPH = 5
+# Seconds of a kernel in a graph, the least seen on an H200: a step of 33, some of which overlap, took 28 µs.
+GRAPH_SECONDS = 0.8e-6
+LAUNCH_SECONDS = 7e-6  # of one outside: the average of ResNet-20, whose convolutions were in no graph there
+# Library calls by their targets; others, such as LSTMs and sorts, break a graph, as do loops, branches and collectives.
+_KINDS = {"__cublas$lt": "CUBLASLT", "__cublas$": "CUBLAS", "__cudnn$conv": "CONVOLUTION", "__cudnn$": "CUDNN"}
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 
@@ -25,6 +35,12 @@ class Work(NamedTuple):
     calls: dict[str, float]  # to libraries, by target
     collectives: dict[str, tuple[float, float]]  # number and bytes of results, by kind
     sent: float = 0.0  # bytes that each device must at least send for them
+    alone: float = 0.0  # launches outside of CUDA graphs
+
+    @property
+    def launch_seconds(self) -> float:
+        """The seconds on a GPU that its launches take at least."""
+        return (self.launches - self.alone) * GRAPH_SECONDS + self.alone * LAUNCH_SECONDS
 
     def plus(self, other: Work, times: float = 1) -> Work:
         """This work and ``times`` that of ``other``."""
@@ -34,8 +50,8 @@ class Work(NamedTuple):
             before = self.collectives.get(kind, (0.0, 0.0))
             collectives[kind] = before[0] + count * times, before[1] + size * times
         moved, sent = self.bytes + other.bytes * times, self.sent + other.sent * times
-        launches = self.launches + other.launches * times
-        return Work(moved, launches, self.calls | calls, self.collectives | collectives, sent)
+        launches, alone = self.launches + other.launches * times, self.alone + other.alone * times
+        return Work(moved, launches, self.calls | calls, self.collectives | collectives, sent, alone)
 
 
 class _Instruction(NamedTuple):
@@ -82,11 +98,13 @@ def size_of(shape: str) -> float:
 
 def _work(body: list[_Instruction], computations: dict[str, list[_Instruction]], num_devices: int) -> Work:
     shapes, total = {one.name: one.shape for one in body}, Work(0, 0, {}, {})
+    runs = [0]  # lengths of sequences of kernels that can be in one graph
     for one in body:
         called = [computations[name] for name in _called(one.rest) if name in computations]
         if one.opcode in _FREE or one.opcode.endswith("-done"):
             continue
         if one.opcode in ("while", "call", "conditional", "async-start"):
+            runs.append(0)
             trips = re.search(r'known_trip_count":\{"n":"(\d+)"', one.rest)
             works = [_work(inner, computations, num_devices) for inner in called]
             if one.opcode == "conditional" and works:  # no branch does less; calls are those of the shortest
@@ -104,7 +122,16 @@ def _work(body: list[_Instruction], computations: dict[str, list[_Instruction]],
         collectives = {kind: (1.0, result)} if kind else {}
         moved = _fused_bytes(one, fused, shapes) if fused else _bytes(one, shapes)
         total = total.plus(Work(moved, 1, dict(collections.Counter(calls)), collectives, sent))
-    return total
+        if not kind and all(map(_is_recorded, calls)):
+            runs[-1] += 1
+        else:
+            runs += [1, 0]
+    return total._replace(alone=total.alone + sum(run for run in runs if run < MIN_GRAPH))
+
+
+def _is_recorded(target: str) -> bool:
+    """Whether XLA records calls of ``target`` into graphs."""
+    return next((kind for prefix, kind in _KINDS.items() if target.startswith(prefix)), "") in RECORDED
 
 
 def _exchange(one: _Instruction, shapes: dict[str, str], num_devices: int) -> tuple[str, float, float] | None:

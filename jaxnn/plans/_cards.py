@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, get_type_hints
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxnn import engine
 from jaxnn.observe import available_bytes, device_name
@@ -28,8 +27,8 @@ class Card(NamedTuple):
 
     Attributes:
         name: as the driver reports it.
-        capability: compute capability, such as ``9.0``.
-        cores: streaming multiprocessors.
+        capability: compute capability, such as ``9.0``; empty for a CPU.
+        cores: streaming multiprocessors; 0 for a device whose speeds were measured.
         clock_ghz: highest clock.
         memory: in bytes.
         bandwidth: of the memory.
@@ -61,14 +60,19 @@ class Card(NamedTuple):
     def flops(self, dtype: str) -> float:
         """At most the FLOP/s of products in ``dtype``; XLA computes float32 products in TF32 by default."""
         # Before capability 8.0, tensor cores take float16 only. Products of one byte are at most twice as fast.
-        brain = self.float32 if self.capability and float(self.capability) < 8 else self.half
+        brain = self.half if self.is_measured or float(self.capability) >= 8 else self.float32
         known = {"bfloat16": brain, "float16": self.half, "float32": self.tf32}
         return known.get(dtype, 2 * self.half if jnp.dtype(dtype).itemsize == 1 else self.float32)
 
     @property
     def usable(self) -> float:
-        """Bytes that a run can allocate: JAX takes three quarters of a card; a measured device has what JAX took."""
-        return MEMORY_SHARE * self.memory if self.capability else float(self.memory)
+        """Bytes that a run can allocate by default: JAX takes three quarters of a card."""
+        return MEMORY_SHARE * self.memory
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its speeds were measured, so that it has no published peak."""
+        return not self.cores
 
     def target(self) -> str:
         """The card as XLA's ``GpuTargetConfigProto``, in text form; no GPU is needed to compile for it."""
@@ -164,10 +168,11 @@ def find_card(name: str | Path | Card) -> Card:
 @functools.cache
 def _measured_speeds(device: jax.Device) -> tuple[float, float, float]:
     """FLOP/s of products in float32 and in bfloat16, and bytes/s of sums, measured in about a second."""
-    size, width = 2**10 if device.platform == "cpu" else 2**13, 2**24
+    # On a GPU so large that the overhead of a call is small beside them.
+    size, width = (2**10, 2**24) if device.platform == "cpu" else (2**13, 2**27)
 
     def seconds(function: Callable[..., Any], *shapes: tuple[tuple[int, ...], str]) -> float:
-        arrays = [jax.device_put(np.ones(shape, dtype), device) for shape, dtype in shapes]
+        arrays = [jnp.ones(shape, dtype, device=device) for shape, dtype in shapes]
         call = jax.jit(function)
         return min(engine.try_size(1, 1, lambda: call(*arrays), 0).seconds for _ in range(3))
 
@@ -177,14 +182,16 @@ def _measured_speeds(device: jax.Device) -> tuple[float, float, float]:
     return single, half, 12 * width / seconds(jnp.add, *[((width,), "float32")] * 2)
 
 
-def measured_card(device: jax.Device) -> Card:
-    """The device at hand as a card, with speeds that are measured once."""
+def card_here(device: jax.Device) -> Card:
+    """The card of `CARDS` with the name of the ``device`` at hand; if there is none, one with measured speeds."""
+    if (known := next((card for card in CARDS.values() if card.name == device.device_kind), None)) is not None:
+        return known
     single, half, bandwidth = _measured_speeds(device)
     memory = available_bytes(device) or 0
     unknown = dict.fromkeys(("cores", "l2", "shared_memory", "fpus", "threads"), 0)
     return Card(
         name=device_name(device),
-        capability="",
+        capability="" if device.platform == "cpu" else str(getattr(device, "compute_capability", device.platform)),
         clock_ghz=0.0,
         memory=memory,
         bandwidth=bandwidth,

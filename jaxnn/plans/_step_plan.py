@@ -15,12 +15,11 @@ from jaxnn import engine, parallel
 from jaxnn._compat import tracing_for
 from jaxnn.data import steps_per_epoch
 from jaxnn.nn import collect_reasons
-from jaxnn.observe import Table, Work, format_bytes, nbytes, work_of
-from jaxnn.plans._cards import Card, find_card, measured_card
+from jaxnn.observe import Table, Work, available_bytes, format_bytes, nbytes, work_of
+from jaxnn.plans._cards import Card, card_here, find_card
 from jaxnn.types import ConfigError, Experiment, Splits, check_int
 
 RESIDENT_SHARE = 0.5  # of the memory that a run can allocate, for data that stay on the card
-LAUNCH_SECONDS = 1e-6  # of a kernel in a recorded graph, at least
 PLUGINS = ("jax-cuda13-plugin", "jax-cuda13-pjrt")
 INSTALL = "pip install 'jaxnn[gpu-compile]'"
 TRIES = 4  # compilations that look for the largest batch
@@ -42,6 +41,7 @@ class StepPlan(NamedTuple):
         implementations: of jaxnn's operations.
         reasons: why an implementation that is preferred on this kind of device is not used.
         largest: the largest batch size that fits, if it was looked for.
+        usable: bytes that a run can allocate on each card: three quarters of it, or what JAX can allocate here.
     """
 
     card: Card
@@ -54,6 +54,7 @@ class StepPlan(NamedTuple):
     implementations: Mapping[str, list[str]]
     reasons: tuple[str, ...]
     largest: int | None
+    usable: float
 
     @property
     def peak_bytes(self) -> int:
@@ -67,15 +68,15 @@ class StepPlan(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether it takes no more than JAX allocates: three quarters of the card's memory."""
-        return self.peak_bytes <= self.card.usable
+        """Whether it takes no more than JAX can allocate."""
+        return self.peak_bytes <= self.usable
 
     @property
     def bounds(self) -> dict[str, float]:
         """Seconds that a step takes at least, by what limits it."""
         found = {"products": sum(flops / self.card.flops(dtype) for dtype, flops in self.products.items())}
         if self.card.capability:  # a CPU's caches hold much of what its kernels exchange
-            found |= {"memory": self.work.bytes / self.card.bandwidth, "launches": self.work.launches * LAUNCH_SECONDS}
+            found |= {"memory": self.work.bytes / self.card.bandwidth, "launches": self.work.launch_seconds}
         return found | ({"links": self.work.sent / self.card.link} if self.work.sent else {})
 
     @property
@@ -85,7 +86,7 @@ class StepPlan(NamedTuple):
 
     @property
     def utilization(self) -> float:
-        """The highest possible share of the card's peak FLOP/s (MFU)."""
+        """The highest possible share of the card's peak FLOP/s (MFU), of measured ones if none are published."""
         return self.bounds["products"] / self.seconds if self.seconds else 0.0
 
     def __repr__(self) -> str:
@@ -97,7 +98,9 @@ class StepPlan(NamedTuple):
     def _table(self) -> Table:
         what = f"{self.card.name}, {self.layout}" if self.layout.num_devices > 1 else self.card.name
         verdict = "fits" if self.fits else "does not fit"
-        limit = f"{format_bytes(self.card.usable)}, {'75 % of the card' if self.card.capability else 'available here'}"
+        published = not self.card.is_measured
+        of_card = f"{100 * self.usable / self.card.memory:.0f} % of the card" if published else "available here"
+        limit = f"{format_bytes(self.usable)}, {of_card}"
         rows = [("batch size", str(self.batch_size) + (f", {self.members} members" if self.members > 1 else ""))]
         rows += [(name, format_bytes(size)) for name, size in self.memory.items()]
         rows += [("memory", f"{format_bytes(self.peak_bytes)} of {limit}: it {verdict}")]
@@ -106,10 +109,14 @@ class StepPlan(NamedTuple):
         limiting = max(self.bounds, key=lambda name: self.bounds[name])
         bounds = ", ".join(f"{name} {1e3 * seconds:.3g} ms" for name, seconds in self.bounds.items() if seconds)
         flops = ", ".join(f"{flops:.3g} FLOPs in {dtype}" for dtype, flops in self.products.items()) or "no products"
-        traffic = f"{format_bytes(self.work.bytes)} of traffic, {self.work.launches:,.0f} kernels"
-        rows += [("work", f"{flops}, {traffic}")]
+        kernels = f"{self.work.launches:,.0f} kernels"
+        if self.card.capability:
+            kernels += f", {self.work.alone:,.0f} outside of CUDA graphs"
+        rows += [("work", f"{flops}, {format_bytes(self.work.bytes)} of traffic, {kernels}")]
         if self.seconds:
-            speed = f"{1 / self.seconds:,.3g} steps/s, MFU {self.utilization:.0%}, limited by {limiting}"
+            # Where products limit, a share of a measured peak would always be all of it.
+            share = f" MFU {self.utilization:.0%}," if published else ""
+            speed = f"{1 / self.seconds:,.3g} steps/s,{share} limited by {limiting}"
             rows += [("at least", bounds), ("at most", speed)]
         collectives = ", ".join(
             f"{count:g} {kind} of {format_bytes(size)}" for kind, (count, size) in self.work.collectives.items()
@@ -131,7 +138,7 @@ class PlanOptions:
     """Options of `plan`; flags of every script's ``plan`` command."""
 
     device: str | None = None
-    """Card to compile for (or --for), h100 or my_card.toml; default: the machine at hand, whose peaks are measured."""
+    """Card to compile for (or --for), h100 or my_card.toml; default: the device at hand, measured if it is unknown."""
     devices: int | None = None
     """Number of cards; default: the size of the mesh, or 1."""
     strategy: engine.StrategyOption = "auto"
@@ -175,13 +182,14 @@ def plan(experiment: Experiment[Any], options: PlanOptions | None = None, **chan
     context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if options.device is None:
         found = parallel.choose_devices(parallel.find_devices(), count)
-        card = measured_card(found[0])
+        card, usable = card_here(found[0]), float(available_bytes(found[0]) or 0)
     else:
         card = find_card(options.device)
+        usable = card.usable
         found = list(topology(card, count))
         context = tracing_for(found[0])
     if strategy is parallel.STRATEGIES["auto"]:  # chooses by the memory of this card
-        strategy = strategy._replace(choose=lambda _, shapes: parallel.strategy_for(shapes, int(card.usable)))
+        strategy = strategy._replace(choose=lambda _, shapes: parallel.strategy_for(shapes, int(usable)))
     layout = parallel.Layout(strategy, parallel.make_mesh(found, axes), abstract=True)
     splits = engine.load_data(experiment)
     if options.members > 1 and splits.train.examples is None:
@@ -189,7 +197,7 @@ def plan(experiment: Experiment[Any], options: PlanOptions | None = None, **chan
     steps_per_epoch(splits.train.num_examples, experiment.config.batch_size)  # raises if there is not one
     parallel.check_divides(experiment.config.batch_size, layout.data_size)
     with context:
-        planned = _plan(experiment, splits, card, layout, options.members)
+        planned = _plan(experiment, splits, card, usable, layout, options.members)
         return planned._replace(largest=_largest(planned, experiment, splits)) if options.largest else planned
 
 
@@ -215,8 +223,10 @@ def topology(card: Card, count: int) -> tuple[jax.Device, ...]:
     return tuple(found.devices)
 
 
-def _plan(experiment: Experiment[Any], splits: Splits, card: Card, layout: parallel.Layout, members: int) -> StepPlan:
-    room = RESIDENT_SHARE * card.usable
+def _plan(
+    experiment: Experiment[Any], splits: Splits, card: Card, usable: float, layout: parallel.Layout, members: int
+) -> StepPlan:
+    room = RESIDENT_SHARE * usable
     sizes = [nbytes(one.examples) for one in splits.named().values() if one.examples is not None]
     resident = splits.train.examples is not None and sum(sizes) <= room
     num_seeds, shape = (members, engine.Shape(1, members)) if members > 1 else (None, None)
@@ -246,13 +256,13 @@ def _plan(experiment: Experiment[Any], splits: Splits, card: Card, layout: paral
     parts["temporaries"] = stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
     work = work_of(compiled.as_text())
     size, used = experiment.config.batch_size, programs.implementations
-    return StepPlan(card, programs.layout, size, members, parts, work, products, used, tuple(reasons), None)
+    return StepPlan(card, programs.layout, size, members, parts, work, products, used, tuple(reasons), None, usable)
 
 
 def _largest(found: StepPlan, experiment: Experiment[Any], splits: Splits) -> int:
     """The largest batch size that fits, found by compiling; temporaries are nearly linear in the batch."""
     step = found.layout.data_size
-    limit = found.card.usable
+    limit = found.usable
     most = splits.train.num_examples // step * step
     tried = {found.batch_size: found.peak_bytes}
     for _ in range(TRIES):
@@ -265,7 +275,7 @@ def _largest(found: StepPlan, experiment: Experiment[Any], splits: Splits) -> in
             guess = (low + high) // 2
         guess = min(max(guess // step * step, low + step), high - step)
         again = dataclasses.replace(experiment, config=dataclasses.replace(experiment.config, batch_size=guess))
-        tried[guess] = _plan(again, splits, found.card, found.layout, found.members).peak_bytes
+        tried[guess] = _plan(again, splits, found.card, limit, found.layout, found.members).peak_bytes
     return max((size for size, used in tried.items() if used <= limit), default=0)
 
 

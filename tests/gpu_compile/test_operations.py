@@ -1,12 +1,15 @@
 """Forms of attention compiled for an H100, by cuDNN where it can, and products compiled for every card."""
 
+import re
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+import jaxnn as jn
 from jaxnn._compat import tracing_for
 from jaxnn.nn import attention
 from jaxnn.observe import implementations, lower_ahead, work_of
@@ -128,6 +131,57 @@ def test_compiler_options_are_known_and_change_the_program():
         # What a scatter adds by atomics in any order is sorted and summed before.
         kernels = [lowered.compile()[0].as_text().count(" fusion(") for lowered in (one, other)]
         assert kernels[0] < kernels[1]
+
+
+def test_an_experiment_computes_here_while_its_step_is_traced_for_the_card():
+    def init(key: jax.Array, inputs: jax.Array) -> Any:
+        with jax.ensure_compile_time_eval():
+            scale = float(jnp.sqrt(jnp.asarray(9.0)))
+        return jax.tree.map(lambda leaf: leaf / scale, tiny.init(key, inputs))
+
+    inputs, labels = tiny.points(8)
+    held = jax.device_put(jnp.arange(3.0), jax.devices()[0])
+    experiment = tiny.experiment(
+        data=jn.data.arrays(train=(jnp.asarray(inputs), jnp.asarray(labels))),
+        model=(init, lambda params, x: tiny.apply(params, x) * held[None]),
+        optimizer=lambda config: optax.add_noise(0.1, 0.1, jax.random.key(config.seed)),
+    )
+    assert plan(experiment, device="h100").work.launches > 0
+    assert plan(experiment, device="h100", members=2).work.launches > 0
+
+
+def test_what_was_traced_for_this_machine_is_traced_again_for_the_card():
+    (device,) = topology(CARDS["h100"], 1)
+    attend = jax.jit(lambda query: attention(query, query, query))
+    shape = jax.ShapeDtypeStruct((BATCH, 512, HEADS, 64), "bfloat16")
+    assert implementations(attend, shape) != {"attention": ["cudnn"]}
+    with tracing_for(device):
+        assert implementations(attend, shape) == {"attention": ["cudnn"]}
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "all_inside"),
+    [
+        (jn.nn.LSTM(64, implementation="cudnn"), (16, TIME, 64), False),  # a graph of five kernels, the fewest
+        (jn.models.CNN(10, blocks=((8,), (8,)), dense=(16,)), (16, 16, 16, 3), True),
+    ],
+)
+def test_kernels_outside_of_graphs_are_those_that_xla_leaves_outside(layer, shape, all_inside, tmp_path):
+    (device,) = topology(CARDS["h100"], 1)
+    inputs = jax.ShapeDtypeStruct(shape, "float32", sharding=SingleDeviceSharding(device))
+
+    def loss(params: Any, inputs: jax.Array) -> jax.Array:
+        return jnp.sin(layer.apply(params, jnp.sort(jnp.cos(inputs), axis=0))).sum()
+
+    with tracing_for(device):
+        params = jax.eval_shape(layer.init, jax.random.key(0), inputs)
+        lowered = lower_ahead(jax.value_and_grad(loss), "", "", params, inputs)
+        dump = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True}
+        compiled = lowered.program.compile({**lowered.options.faster, **dump})
+    (graphs,) = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
+    inside = len(re.findall(r"^ +\d+: k", graphs.read_text(), re.MULTILINE))
+    work = work_of(compiled.as_text())
+    assert work.launches == work.alone + inside and (work.alone == 0) == all_inside
 
 
 def test_calls_of_python_are_refused():

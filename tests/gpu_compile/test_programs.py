@@ -1,9 +1,11 @@
-"""Training steps of small models, compiled for cards that are not here: calls, collectives, memory, precision."""
+"""Training steps of small models and scripts, compiled for cards that are not here: calls, collectives, memory."""
 
 import collections
 import functools
+import importlib
 import math
 import os
+import pathlib
 import re
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -11,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
+import pooch
 import pytest
 
 import jaxnn as jn
@@ -273,3 +276,21 @@ def test_boosted_trees(how, members):
         assert program.collectives["all-reduce"][0] == 3 + 3
         assert 3 * 4 * 2 * 256 * 16 <= program.collectives["all-reduce"][1] < 3 * 4 * 2 * 256 * 16 + 64
         assert program.collectives["all-gather"] == (1, 32 * BATCH * 4)
+
+
+EXPERIMENTS = pathlib.Path(__file__).resolve().parents[2] / "experiments"
+SCRIPTS = sorted(path.stem for path in EXPERIMENTS.glob("*.py") if "\nexperiment = " in path.read_text())
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_planned(name, real_data, tmp_path, monkeypatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("tests download nothing")
+
+    monkeypatch.setattr(pooch, "retrieve", refuse)
+    monkeypatch.setenv("JAXNN_DATA", str(real_data or tmp_path))
+    try:
+        found = jn.plan(importlib.import_module(name).experiment, device="h100")
+    except jn.DataError as error:
+        pytest.skip(str(error))
+    assert found.fits and found.work.launches > 0
