@@ -68,15 +68,6 @@ def test_the_plan_of_a_resumed_run_is_the_rest_of_the_plan():
             assert calls(plan, end) == [call for call in calls(plan) if call[0] >= end], plan
 
 
-def test_evaluations_and_checkpoints_are_due_at_their_cadences():
-    plan = Plan(25, report_every=5, eval_every=10, checkpoint_every=4)
-    assert [step for step in range(1, 26) if plan.evaluates(step)] == [10, 20, 25]
-    assert [step for step in range(1, 26) if plan.saves(step)] == [4, 8, 12, 16, 20, 24]
-    never = Plan(25, report_every=5, eval_every=0, checkpoint_every=0)
-    assert [step for step in range(1, 26) if never.evaluates(step)] == [25]
-    assert not any(never.saves(step) for step in range(1, 26))
-
-
 def test_default_cadences_fit_any_number_of_steps():
     for num_steps in (1, 2, 7, 23, 60, 100, 997, 4_000, 100_003):
         options = resolve_cadences(RunOptions(), tiny.Config(num_steps=num_steps))
@@ -84,6 +75,7 @@ def test_default_cadences_fit_any_number_of_steps():
         evaluations = sum(plan.evaluates(end) for _, end in windows(plan))
         assert min(num_steps, 5) <= evaluations <= 20, num_steps
         assert min(num_steps, 25) <= len(windows(plan)) <= 110, num_steps
+    assert [step for step in range(1, 26) if Plan(25, 5, 0, 0).evaluates(step)] == [25], "at the end without a cadence"
 
 
 DIRECTIONS = {
@@ -185,13 +177,10 @@ def test_many_steps_if_dispatch_dominates(wary):
     assert len(machine.compiled) == 3
 
 
-def test_first_call_is_the_only_one_compiled_if_it_is_short():
+def test_first_call_is_the_only_one_compiled_if_it_is_short_and_one_step_if_scanned_ones_are_slow():
     machine, slow = Machine(lambda n: 20e-6 * n), slow_in_loops()
     assert machine.choose(100, first=100)[0] == 100 and machine.compiled == [100]
     assert slow.choose(100, first=100)[0] == 1 and slow.compiled[:2] == [100, 1]
-
-
-def test_one_step_if_a_scanned_step_is_thirty_times_slower():
     machine = slow_in_loops()
     assert machine.choose(100)[0] == 1 and machine.now < 5.0
     assert sum(length > 1 for length in machine.calls) == 1, "a slow scan is run once"

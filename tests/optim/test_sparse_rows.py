@@ -67,9 +67,6 @@ def assert_close(found: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e
     jax.tree.map(near, found, expected)
 
 
-# The update, by hand.
-
-
 def test_rows_that_count_move_as_under_adam_and_others_not_at_all():
     # Bias-corrected, the first step of Adam is -rate * sign(gradient). In the second, row 0 has no gradient and stays.
     # Row 1 is new at update 2: m = 0.1 g, v = 0.001 g², m / (1 - 0.9²) = 0.1 / 0.19 g = 0.526 g,
@@ -122,9 +119,6 @@ def test_rows_are_summed_by_id():
         assert [(int(i), float(v)) for i, v in zip(ids, values[:, 0], strict=True) if i < num_rows] == [(2, 3.0)]
         assert float(values.sum()) == 3.0
     assert (empty.ids.shape, empty.values.shape) == ((0,), (0, 1))
-
-
-# The gradient by rows.
 
 
 @jax.custom_vjp
@@ -212,8 +206,6 @@ def test_value_and_grad_of_an_optimizer_gathers_the_rows_of_devices_that_share_a
     assert_close(alone, dense)
     assert_close(shared, dense[1])
 
-
-# Training.
 
 OPTIMIZERS: dict[str, optax.GradientTransformation] = {
     "injected adamw with a schedule": sparse_rows(
