@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn.record import json_line, write_json
+from jaxnn.search import grid
 from jaxnn.sweeps import Sweep, open_sweep
+from tests import tiny
+
+# The experiment and the points of the sweep `finished`: two groups of four members, numbered in turns.
+EXPERIMENT = tiny.experiment(num_steps=30)
+POINTS = grid(learning_rate=[0.01, 0.1, 0.2, 0.3], batch_size=[8, 16])
 
 BASE = {"learning_rate": 0.1, "features": [8, 8], "model": {"dropout": 0.0}, "num_steps": 20, "seed": 0}
 SCALES = {"learning_rate": "log", "model.dropout": "linear", "seed": "nominal"}
@@ -43,14 +49,8 @@ def write(
         axes.append({"name": name, "values": list(values.values()), "scale": SCALES.get(name, "nominal")})
     facts = {
         **{"name": "tiny", "status": "finished", "started": "2026-01-02T03:04:05+0000", "config": BASE, "axes": axes},
-        **{
-            "monitor": "test_loss",
-            "higher_is_better": False,
-            "directions": {},
-            "options": {"shard": None},
-            "points": [],
-        },
-        "groups": [{"members": [line["member"] for line in members]}],
+        **{"monitor": "test_loss", "higher_is_better": False, "directions": {}, "options": {"shard": None}},
+        **{"points": [], "groups": [{"members": [line["member"] for line in members]}]},
         "summary": {**SUMMARY, "num_compilations": 1},
     }
     write_json(path / "sweep.json", facts | changes)

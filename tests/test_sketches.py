@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
-from jaxnn.engine import load_data, programs_of
 from tests import tiny
 
 pytestmark = pytest.mark.slow
@@ -22,17 +21,6 @@ STEPS = ["cartpole_ppo", "digits_dp_sgd", "digits_gan", "digits_sam"]
 def experiment_of(name):
     (experiment,) = (v for v in vars(importlib.import_module(name)).values() if isinstance(v, jn.Experiment))
     return experiment
-
-
-@pytest.mark.parametrize("name", SKETCHES + STEPS)
-def test_initial_state_step_and_evaluation_of_a_sketch_can_be_traced(name):
-    experiment = experiment_of(name)
-    splits = load_data(experiment)
-    programs = programs_of(experiment, splits)
-    assert "loss" in programs.metrics
-    if splits.eval_split is not None:
-        batch = programs.source.as_batch(programs.first_examples)
-        assert "count" in jax.eval_shape(jn.steps.make_evaluate_step(programs.task), programs.shapes, batch)
 
 
 @pytest.mark.parametrize("name", SKETCHES + STEPS)

@@ -45,6 +45,11 @@ def apply(params: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
 MODEL = (init, apply)
 
 
+def nats(params: dict[str, jax.Array], batch: jn.Batch) -> jax.Array:
+    """The cross-entropy of each example."""
+    return optax.softmax_cross_entropy_with_integer_labels(apply(params, batch.inputs), batch.targets)
+
+
 def experiment(
     *,
     data: Any = None,
@@ -95,6 +100,13 @@ def fit(tiny: jn.Experiment[Any], run_dir: Path | None = None, **options: Any) -
     """``jn.fit`` with nothing measured and nothing printed; no record without a directory."""
     where = {"run_dir": run_dir} if run_dir is not None else {"record": False}
     return jn.fit(tiny, **{**HOW, **({} if "resume" in options else where), **options})
+
+
+def break_off(tiny: jn.Experiment[Any], run_dir: Path, step: int, **options: Any) -> None:
+    """Leaves the loop of ``jn.iterate`` after the report of ``step``."""
+    for report in jn.iterate(tiny, run_dir=run_dir, **{**HOW, **options}):
+        if report.step == step:
+            break
 
 
 def read(run_dir: Path, name: str = "run.json") -> Any:

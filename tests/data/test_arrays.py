@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxnn import data
-from jaxnn.data import arrays, batch_indices, permute, split_off_validation, standardize, with_augmentation
-from jaxnn.types import Batch, Examples
+from jaxnn.data import arrays, batch_indices, permute, standardize, with_augmentation
+from jaxnn.types import Batch
 
 GOOD = (np.zeros((5, 2), np.float32), np.zeros(5, np.int32))
 
@@ -44,16 +44,6 @@ def test_values_at_the_limits_pass():
     arrays((np.array([[2**31 - 1], [-(2**31)]]), [0, 1]))
     data.check_labels(arrays(GOOD, (inputs, labels)), 4)
     data.check_labels(arrays((inputs, [0, -1, 0, 0, 0])), 1, ignore=-1)
-
-
-def test_split_off_validation_takes_the_last_examples():
-    pair = (np.arange(10)[:, None], np.arange(10))
-    train, validation = split_off_validation(pair, 3)
-    np.testing.assert_array_equal(train[1], np.arange(7))
-    np.testing.assert_array_equal(validation[1], [7, 8, 9])
-    np.testing.assert_array_equal(validation[0][:, 0], [7, 8, 9])
-    assert split_off_validation(pair, 0) == (pair, None)
-    assert len(split_off_validation(pair, 9)[0][0]) == 1
 
 
 def test_standardize_uses_the_statistics_of_train():
@@ -93,41 +83,11 @@ def test_inputs_and_targets_may_be_trees():
     batch = jax.device_get(jax.jit(source.gather)(source.examples, np.array([2, 0])))
     assert batch.inputs["image"].dtype == np.float32 and batch.inputs["nested"][0].tolist() == [[4, 5], [0, 1]]
     assert batch.inputs["nested"][1].tolist() == [1.0, 1.0] and batch.targets["class"].tolist() == [2, 0]
+    assert source.gather(source.examples, np.array([9])).inputs["nested"][0].tolist() == [[6, 7]], "is clipped"
     alone = arrays(train=inputs)
     assert alone.train.targets is None and alone.train.as_batch(alone.train.examples).targets is None
     shapes = "image: uint8 [3], nested.0: int32 [2], nested.1: float32 []"
     assert repr(alone) == f"Splits(arrays: 4 train, inputs {{{shapes}}})"
-
-
-def test_gather_takes_rows_and_scales_bytes():
-    examples = Examples(np.arange(256, dtype=np.uint8)[:, None], np.arange(256, dtype=np.int32))
-    floats = Examples(np.array([[3], [-7]], np.int32), np.array([0.5, 1.5]))
-    indices, mask = np.arange(256, dtype=np.int32)[::-1].copy(), np.zeros(2, np.float32)
-
-    @jax.jit
-    def gather(examples, floats):
-        source = data.ArraySource(examples)
-        return source.gather(examples, indices), source.gather(floats, np.array([1, 4]), mask)
-
-    batch, clipped = jax.device_get(gather(examples, floats))
-    assert (batch.inputs.dtype, batch.mask.dtype) == (np.float32, np.float32)
-    np.testing.assert_allclose(batch.inputs[:, 0], np.arange(256)[::-1] / 255, rtol=1e-6)
-    assert (batch.inputs[0, 0], batch.inputs[255, 0]) == (1.0, 0.0)
-    np.testing.assert_array_equal(batch.targets, indices)
-    np.testing.assert_array_equal(batch.mask, np.ones(256))
-    # Integers stay; an index out of range is clipped.
-    assert clipped.inputs.dtype == np.int32 and clipped.inputs.tolist() == [[-7], [-7]]
-    assert clipped.targets.tolist() == [1.5, 1.5] and clipped.mask.tolist() == [0, 0]
-
-
-def test_padded_indices_have_each_example_once():
-    for size, indices, masked in (
-        (3, [[0, 1, 2], [3, 4, 5], [6, 0, 0]], [[1, 1, 1], [1, 1, 1], [1, 0, 0]]),
-        (7, [[0, 1, 2, 3, 4, 5, 6]], [[1] * 7]),
-        (9, [[0, 1, 2, 3, 4, 5, 6, 0, 0]], [[1] * 7 + [0] * 2]),
-    ):
-        found, mask = data.padded_indices(7, size)
-        assert (found.tolist(), mask.tolist(), found.dtype, mask.dtype) == (indices, masked, np.int32, np.float32)
 
 
 @pytest.mark.parametrize("num_examples", (1, 2, 3, 7, 100, 1023, 1024, 1437, 60_000))
@@ -148,6 +108,8 @@ def test_permutations_of_the_largest_set_and_of_former_releases():
     assert permute(np.arange(7), 7, 0, 0).tolist() == [0, 1, 5, 2, 3, 6, 4]
     assert permute(np.arange(4), 1024, 1, 2).tolist() == [107, 675, 761, 680]
     assert permute(np.arange(4), 1437, 1, 2).tolist() == [745, 596, 667, 1257]
+    with pytest.raises(TypeError, match="integer"):
+        permute(np.arange(3), 0.1, 0, 0)
 
 
 # With and without cycle walking, of twelve rounds and of six.
@@ -197,12 +159,6 @@ def test_examples_and_distances_are_uniform_by_chi_square(num_examples, num_epoc
         expected = counts.sum() / 99
         statistic = np.sum((counts[1:] - expected) ** 2) / expected
         assert counts[0] == 0 and abs(statistic - 98) < 5 * np.sqrt(2 * 98)
-
-
-def test_part_of_a_batch_at_the_end_of_an_epoch_is_left_out():
-    assert (data.steps_per_epoch(100, 32), data.steps_per_epoch(32, 32)) == (3, 1)
-    with pytest.raises(TypeError, match="integer"):
-        permute(np.arange(3), 0.1, 0, 0)
 
 
 # 300 images of 6×5 pixels without zeros, all pixels different.

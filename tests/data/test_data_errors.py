@@ -197,7 +197,6 @@ CALLS: list[tuple[Callable[[Path], Any], str]] = [
     (lambda _: data.check_labels(arrays((GOOD[0], TOKENS[1] - 1)), 9), "label -1 of example 0 in train .* 0 to 8"),
     (lambda _: data.check_labels(arrays((GOOD[0], np.zeros(5))), 10), "targets of train are float32"),
     (lambda _: data.split_off_validation(PAIR, 10), "num_validation = 10 of 10 .* 0 to 9"),
-    (lambda _: arrays(GOOD).train.order(3, np.arange(1), 7), "batch of 7 .* set of 5 examples.* at most 5"),
     (lambda _: data.batch_indices(0, np.arange(1), 32, 0), "batch_size must be .* not 0"),
     (lambda _: data.iris(test_fraction=1.0), "test_fraction must be a fraction .* at least 0 and below 1, not 1.0"),
     (lambda _: data.iris(validation_fraction=float("nan")), "validation_fraction must be .* not nan"),

@@ -1,4 +1,4 @@
-"""Data besides arrays: tables, generated batches, iterables, mixtures, and data sets of Hugging Face and Grain."""
+"""Data besides arrays: tables, generated batches, iterables, mixtures, and data sets of Grain."""
 
 import hashlib
 import itertools
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
-from jaxnn.data import arrays, generated, in_order, iterable, mixture, pad_sequences, stream, subset
+from jaxnn.data import arrays, generated, iterable, mixture, pad_sequences, stream, subset
 from jaxnn.types import ConfigError, DataError
 from tests import tiny
 
@@ -96,11 +96,6 @@ def test_a_mixture_draws_parts_by_their_weights():
     assert abs(np.bincount(inputs[labels == 0]) - 750).max() < 120 and len(np.unique(inputs[labels == 1])) > 95
 
 
-def test_rows_read_stretches_in_order():
-    source = in_order(arrays(np.arange(11))).train
-    assert source.order(3, np.arange(4), 3).tolist() == [[0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 3, 6]]
-
-
 def test_smaller_subset_is_part_of_larger_one():
     splits = arrays((np.arange(20), np.arange(20) % 2), test=(np.arange(3), np.zeros(3, int)))
     few, more, other = (subset(splits, number, seed).train.examples for number, seed in ((6, 1), (11, 1), (6, 2)))
@@ -115,48 +110,14 @@ def test_padded_sequences_keep_their_lengths():
     assert (padded[0, 2] == -1).all() and (padded[1] == -1).all() and (padded[2] == 1).all()
 
 
-@pytest.fixture(scope="module")
-def table():
-    """Images with a label: an epoch is no whole number of steps."""
-    datasets = pytest.importorskip("datasets", reason="Hugging Face data sets are missing: pip install datasets")
-    images = np.random.default_rng(0).integers(0, 256, (44, 4, 4), np.uint8)
-    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["dark", "bright"])}
-    columns = {"image": list(images), "label": (images.mean((1, 2)) > 127).astype(int).tolist()}
-    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
-
-
-def to_pair(row):
-    return {"image": np.asarray(row["image"])}, row["label"]
-
-
-def assert_starts_at_any_position(source):
-    (*_, last) = itertools.islice(source.batches(1, 0, 4), 13)
-    jax.tree.map(np.testing.assert_array_equal, last, next(source.batches(1, 12, 4)))
-
-
-@pytest.mark.slow
-def test_streamed_files_start_at_any_position(table, tmp_path):
-    datasets = pytest.importorskip("datasets")
-    for index in range(2):
-        table.shard(2, index).to_parquet(tmp_path / f"{index}.parquet")
-    streamed = datasets.load_dataset("parquet", data_files=f"{tmp_path}/*.parquet", split="train", streaming=True)
-
-    def rows(seed, start):
-        shuffled = streamed.shuffle(seed, buffer_size=8, max_buffer_input_shards=1)
-        return map(to_pair, shuffled.repeat(None).skip(start))
-
-    test = pytest.importorskip("grain").MapDataset.source(table).map(to_pair)
-    assert_starts_at_any_position(iterable(rows, test=test, class_names=table.features["label"].names).train)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", (0, 1))
-def test_rows_of_a_table_are_read_as_in_memory(table, num_workers):
-    inputs, labels = zip(*map(to_pair, table), strict=True)
-    held = arrays((jax.tree.map(lambda *leaves: np.stack(leaves), *inputs), list(labels))).train
-    batches = stream(
-        pytest.importorskip("grain").MapDataset.source(table).map(to_pair), num_workers=num_workers
-    ).train.batches(3, 5, 8)
+def test_rows_of_a_data_set_are_read_as_in_memory(num_workers):
+    # An epoch is no whole number of steps.
+    images, labels = np.random.default_rng(0).integers(0, 256, (44, 4, 4), np.uint8), np.arange(44) % 2
+    rows = pytest.importorskip("grain").MapDataset.source([*zip(images, labels.tolist(), strict=True)])
+    streamed = stream(rows.map(lambda row: ({"image": row[0]}, row[1])), num_workers=num_workers).train
+    held, batches = arrays(({"image": images}, labels)).train, streamed.batches(3, 5, 8)
     for found, order in zip(itertools.islice(batches, 3), held.order(3, np.arange(5, 8), 8), strict=True):
         jax.tree.map(np.testing.assert_array_equal, found, held.read(order))
     batches.close()
@@ -167,7 +128,9 @@ def test_grain_data_sets_start_at_any_position():
     numbers = (
         pytest.importorskip("grain").MapDataset.range(12).map(lambda index: (np.full(3, index, np.float32), index % 3))
     )
-    assert_starts_at_any_position(iterable(lambda seed, start: numbers.shuffle(seed=seed).repeat()[start:]).train)
+    source = iterable(lambda seed, start: numbers.shuffle(seed=seed).repeat()[start:]).train
+    (*_, last) = itertools.islice(source.batches(1, 0, 4), 13)
+    jax.tree.map(np.testing.assert_array_equal, last, next(source.batches(1, 12, 4)))
 
 
 COLUMNS: dict[str, Any] = {

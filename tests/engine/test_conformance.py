@@ -14,11 +14,11 @@ from flax import linen
 
 from jaxnn import ConfigError, data, models, observe, tasks, testing
 from jaxnn.models import CNN, GPT, MLP, RecurrentClassifier
-from jaxnn.nn import GRU, Policy, is_full
+from jaxnn.nn import GRU, Policy
 from jaxnn.steps import init_train_state, make_train_step
 from jaxnn.tasks import averaged_over, binary_classification, classification, next_token, regression, supervised
 from jaxnn.types import Batch, Task, TrainState
-from tests import draws, elsewhere, tiny
+from tests import elsewhere, tiny
 
 
 class Normed(linen.Module):
@@ -127,7 +127,7 @@ FAST = {
 SLOW = {
     **{name: Row(classification, model, images) for name, model in ELSEWHERE.items() if name not in FAST},
     "CNN": Row(classification, CNN(3, **CONVOLUTIONS, dropout=0.25), images),
-    "CNN in bfloat16": Row(regression, CNN(3, **CONVOLUTIONS), numbers, HALF, 2e-2, NARROW),
+    "CNN in bfloat16": Row(regression, CNN(3, **CONVOLUTIONS, batch_norm=True), numbers, HALF, 2e-2, NARROW),
     "ResNet": Row(classification, models.ResNet(3, num_blocks=(1, 1), features=2), images),
     "ResNet of bottlenecks": Row(classification, models.ResNet(3, **BOTTLENECKS, remat=True), images),
     "WideResNet": Row(classification, models.WideResNet(3, depth=10, width=1, dropout=0.25), images),
@@ -150,6 +150,7 @@ SLOW = {
 TABLE = FAST | SLOW
 # Compiling for pmap takes the time of three other programs.
 PMAPPED = {"MLP", "CNN with batch norm", "FastText", "RecurrentClassifier", "GPT", "CNN in bfloat16", "ResNet", "VAE"}
+PMAPPED |= {"RecurrentLanguageModel"}  # whose batch is no first axis
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 
 
@@ -192,7 +193,8 @@ def test_every_row_conforms(name):
     check(name, "trace", "vmap", "parameters", "padding", "padded step", "sums")
     task = row.task(row.model, **row.options)
     step, state = make_train_step(task, OPTIMIZER), start(task, batch)
-    after = jax.tree.leaves(jax.eval_shape(step, state, batch)[0])
+    outputs = jax.eval_shape(task.predict, state.params, state.model_state, batch.inputs)
+    after = jax.tree.leaves((jax.eval_shape(step, state, batch)[0], outputs))
     assert {str(leaf.dtype) for leaf in after if jnp.issubdtype(leaf.dtype, jnp.floating)} == {"float32"}
     assert set(observe.product_dtypes(step, state, batch)) == set(row.products)
 
@@ -223,24 +225,6 @@ def on_devices() -> Iterator[Any]:
 @pytest.mark.parametrize(("name", "strategy"), [*on_devices()])
 def test_a_step_on_four_devices_equals_that_on_one(name, strategy):
     check(name, strategy)
-
-
-@pytest.mark.slow
-def test_devices_train_as_one_does():
-    task = classification(MLP((16, 3), dropout=0.25))
-
-    def loss(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Any:
-        # While tracing it is known that nothing is padding.
-        assert is_full(batch.mask)
-        return task.loss(params, model_state, batch, key)
-
-    full = tiny.experiment(task=lambda config: task._replace(loss=loss), num_steps=10)
-    expected, got = tiny.fit(full, eval_batch_size=8), tiny.fit(full, eval_batch_size=8, strategy="fsdp", devices=4)
-    assert all(len(leaf.sharding.device_set) == 4 for leaf in jax.tree.leaves(got.state))
-    assert got.final == pytest.approx(expected.final, rel=1e-4)
-    # The parameters and the optimizer's state.
-    draws.assert_close(got.state[:4], expected.state[:4], 1e-4)
-    assert got.summary.compilations["num_compilations"] == expected.summary.compilations["num_compilations"]
 
 
 # Tasks of a user's own, which know nothing of devices.

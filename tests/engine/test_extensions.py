@@ -75,9 +75,7 @@ def test_command_line_takes_all_three_by_name(parts, tmp_path, words, name, expe
 def test_resumed_run_keeps_its_stopping_rule(parts, tmp_path):
     for number, rule in enumerate((f"{__name__}:rule", parts.rule)):
         path = tmp_path / str(number)
-        for report in jn.iterate(tiny.experiment(), run_dir=path, **HOW, stop=rule):
-            if report.step == 5:
-                break
+        tiny.break_off(tiny.experiment(), path, 5, **HOW, stop=rule)
     assert tiny.fit(tiny.experiment(), resume=tmp_path / "0").summary.step == 10
     with pytest.raises(jn.ConfigError, match="stopping rule 'rule'.*stop again"):
         tiny.fit(tiny.experiment(), resume=tmp_path / "1")
@@ -180,9 +178,7 @@ def test_an_own_step_trains_alone_swept_resumed_and_on_devices(tmp_path):
 
     own = linear(step=part_by_part, optimizer=optimizer)
     whole = tiny.fit(own, tmp_path / "whole", **TWO_CALLS)
-    for report in jn.iterate(own, run_dir=tmp_path / "run", progress="none", **TWO_CALLS):
-        if report.step == 3:
-            break
+    tiny.break_off(own, tmp_path / "run", 3, **TWO_CALLS)
     resumed = jn.fit(own, resume=tmp_path / "run", progress="none")
     jax.tree.map(np.testing.assert_array_equal, tuple(whole.state)[1:4], tuple(resumed.state)[1:4])
     assert whole.state.step == 6 and whole.metrics["train_norm"][-1] > 0

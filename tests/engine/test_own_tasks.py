@@ -13,16 +13,14 @@ import pytest
 import jaxnn as jn
 from jaxnn.engine import resolve_cadences
 from tests import tiny
+from tests.tiny import nats
 
 FIRST = tiny.points(tiny.NUM_TEST, 1)[0][0, 0]
 SIZES = np.arange(7.0, dtype=np.float32)
 
 
-def nats(params: Any, batch: jn.Batch) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(tiny.apply(params, batch.inputs), batch.targets)
-
-
 def loss(params: Any, model_state: Any, batch: jn.Batch, key: jax.Array) -> Any:
+    assert jn.nn.is_full(batch.mask), "while tracing it is known that nothing is padding"
     return nats(params, batch).mean(), (model_state, {"half": 0.5})
 
 

@@ -1,4 +1,4 @@
-"""Steps: an update by hand, padding, any Optax optimizer, evaluation, dropout, and batches shared by devices."""
+"""Steps: any Optax optimizer, padding, evaluation, dropout, and batches shared by devices."""
 
 from typing import Any
 
@@ -27,30 +27,6 @@ POINTS = Batch(np.array([1, 2], np.float32), np.array([3, 4], np.float32), np.on
 
 def start(task: Task, optimizer: optax.GradientTransformation, batch: Batch = POINTS) -> TrainState:
     return init_train_state(task, optimizer, KEY, batch)
-
-
-def test_gradient_descent_and_averages_by_hand():
-    step, averaging = make_train_step(LINE, SGD), optim.with_ema(SGD, 0.5)
-
-    @jax.jit
-    def compute(points: Batch, first: Batch) -> Any:
-        state = start(LINE, averaging)
-        for _ in range(2):
-            state, _ = make_train_step(LINE, averaging)(state, points)
-        stepped = [step(start(LINE, SGD), batch) for batch in (points, first)]
-        return stepped, state.params["w"], make_evaluate_step(LINE)(state, points)
-
-    found = compute(POINTS, POINTS._replace(mask=np.array([1, 0], np.float32)))
-    ((both, metrics), (one, _)), twice, sums = jax.device_get(found)
-    # d/dw is the mean of 2 (-2) 1 and 2 (-2) 2: -6; w becomes 1 + 0.1 * 6.
-    assert both.params["w"] == pytest.approx(1.6, rel=1e-6)
-    assert metrics == {"loss": 4.0, "mean_absolute_error": 2.0}
-    # If only x = 1 counts, d/dw is 2 (-2) 1 = -4.
-    assert one.params["w"] == pytest.approx(1.4, rel=1e-6)
-    # From 1.6 errors -1.4, -0.8 have the slope -1.4 - 1.6 = -3, to 1.9.
-    assert twice == pytest.approx(1.9, rel=1e-6)
-    # Weighted 1/2 and 1: (0.8 + 1.9) / 1.5 = 1.8, where the errors are -1.2 and -0.4: squares 1.44 + 0.16.
-    assert sums == pytest.approx({"loss": 1.6, "mean_absolute_error": 1.6, "count": 2.0}, rel=1e-5)
 
 
 def test_one_step_is_a_program_without_a_loop():

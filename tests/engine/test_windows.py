@@ -5,7 +5,6 @@ import math
 import time
 import types
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn import engine
-from jaxnn.engine import Plan, RunOptions, near_divisor, resolve_cadences, with_tails
+from jaxnn.engine import Plan, RunOptions, resolve_cadences, with_tails
 from jaxnn.observe import Clock
 from jaxnn.parallel import Layout
 from jaxnn.tasks import direction_of
@@ -73,39 +72,6 @@ def test_the_plan_of_a_resumed_run_is_the_rest_of_the_plan():
             assert calls(plan, end) == [call for call in calls(plan) if call[0] >= end], plan
 
 
-def test_evaluations_and_checkpoints_are_due_at_their_cadences():
-    plan = Plan(25, report_every=5, eval_every=10, checkpoint_every=4)
-    assert [step for step in range(1, 26) if plan.evaluates(step)] == [10, 20, 25]
-    assert [step for step in range(1, 26) if plan.saves(step)] == [4, 8, 12, 16, 20, 24]
-    never = Plan(25, report_every=5, eval_every=0, checkpoint_every=0)
-    assert [step for step in range(1, 26) if never.evaluates(step)] == [25]
-    assert not any(never.saves(step) for step in range(1, 26))
-
-
-def test_equal_rests_of_windows_are_one_tail():
-    # Windows of 10 in calls of 4: 4 + 4 + 2.
-    plan = with_tails(Plan(20, report_every=10, eval_every=10, checkpoint_every=0, steps_per_call=4))
-    assert [end for _, end in calls(plan)] == [4, 8, 10, 14, 18, 20]
-    assert plan.call_lengths() == [4, 2]
-    # Windows of 7, 3 and 4 are three tails; a fourth rest makes them powers of two.
-    assert with_tails(Plan(14, 7, 10, 0, 16)).tails == (7, 4, 3)
-    assert with_tails(Plan(20, 7, 10, 0, 16)).tails == (4, 2, 1)
-
-
-def test_typical_window():
-    # gcd(10, 15) = 5 is half of the shortest: worth having. gcd(100, 7) = 1 is not: most windows are shorter than 7.
-    plans = Plan(100, 10, 50, 0), Plan(100, 10, 0, 0), Plan(100, 10, 15, 0), Plan(100, 100, 7, 0)
-    assert [*map(engine.typical_window, plans)] == [10, 10, 5, 7]
-
-
-def test_near_divisor():
-    # Of 10 and 20 the nearer to 16 by ratio: 16/10 = 1.6, 20/16 = 1.25.
-    assert [near_divisor(100, 16), near_divisor(100, 25), near_divisor(80, 64)] == [20, 25, 80]
-    assert near_divisor(97, 16) == 16  # a prime has no divisor near
-    # Never more than the whole, nor less than one.
-    assert [near_divisor(12, 1000), near_divisor(7, 0), near_divisor(1, 4)] == [12, 1, 1]
-
-
 def test_default_cadences_fit_any_number_of_steps():
     for num_steps in (1, 2, 7, 23, 60, 100, 997, 4_000, 100_003):
         options = resolve_cadences(RunOptions(), tiny.Config(num_steps=num_steps))
@@ -113,17 +79,7 @@ def test_default_cadences_fit_any_number_of_steps():
         evaluations = sum(plan.evaluates(end) for _, end in windows(plan))
         assert min(num_steps, 5) <= evaluations <= 20, num_steps
         assert min(num_steps, 25) <= len(windows(plan)) <= 110, num_steps
-
-
-def test_given_cadences_are_kept():
-    for given, cadences in (({"report_every": 3, "eval_every": 8}, (3, 8)), ({"eval_every": 0}, (2, 0))):
-        options = resolve_cadences(RunOptions(**given), tiny.Config(num_steps=100))
-        assert (options.report_every, options.eval_every) == cadences
-
-
-def test_explicit_options_are_those_that_were_given():
-    options = RunOptions(run_dir="here", patience=3)  # type: ignore[arg-type]
-    assert options.explicit() == {"run_dir": Path("here"), "patience": 3}
+    assert [step for step in range(1, 26) if Plan(25, 5, 0, 0).evaluates(step)] == [25], "at the end without a cadence"
 
 
 DIRECTIONS = {
@@ -165,13 +121,6 @@ def settled(lines: list[dict[str, float]], **options: object) -> str:
     trainer = engine.Trainer(resolved, tiny.splits(), programs, plan, [log], Clock())  # type: ignore[arg-type]
     trainer.settle(0, log.step, diverged=False)
     return log.status
-
-
-def test_patience():
-    lines = [{"step": step, "test_loss": float(step)} for step in (1, 2, 3)]
-    assert settled(lines, patience=2) == "stopped early"
-    assert settled(lines) == settled(lines[:2], patience=2) == settled([], patience=1) == "running"
-    assert settled(lines, patience=2, monitor_mode="max") == "running"
 
 
 def test_only_evaluations_stop_and_the_last_step_finishes():
@@ -232,13 +181,10 @@ def test_many_steps_if_dispatch_dominates(wary):
     assert len(machine.compiled) == 3
 
 
-def test_first_call_is_the_only_one_compiled_if_it_is_short():
+def test_first_call_is_the_only_one_compiled_if_it_is_short_and_one_step_if_scanned_ones_are_slow():
     machine, slow = Machine(lambda n: 20e-6 * n), slow_in_loops()
     assert machine.choose(100, first=100)[0] == 100 and machine.compiled == [100]
     assert slow.choose(100, first=100)[0] == 1 and slow.compiled[:2] == [100, 1]
-
-
-def test_one_step_if_a_scanned_step_is_thirty_times_slower():
     machine = slow_in_loops()
     assert machine.choose(100)[0] == 1 and machine.now < 5.0
     assert sum(length > 1 for length in machine.calls) == 1, "a slow scan is run once"
@@ -265,14 +211,6 @@ def test_more_steps_are_tried_if_a_few_already_pay():
     # The first probe of a step of 50 ms has few steps; page faults of 20 ms per call make sixteen worth trying.
     machine = Machine(lambda n: 20e-3 + 30e-3 * n)
     assert machine.choose(160)[0] == 16 and machine.compiled[-1] == 16
-
-
-def test_first_probe_is_a_power_of_four_within_bounds():
-    # 0.1 s of 100 µs steps are 1000, nearest 4^5; of 20 ms steps 5, nearest 4; of slow steps still 4.
-    for seconds, probe in {100e-6: 1024, 1e-9: 1024, 20e-3: 4, 10.0: 4, 1.5e-3: 64}.items():
-        machine = Machine(lambda n, seconds=seconds: seconds * n)
-        machine.choose(4096)
-        assert machine.compiled[1] == probe
 
 
 def test_members_that_do_not_fit_are_trained_in_rounds_of_one_size():

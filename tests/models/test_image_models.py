@@ -13,6 +13,7 @@ from flax import linen
 from jaxnn.models import CNN, MLP, VAE, MobileNetV2, ResNet, TableMLP, UNet, WideResNet
 from jaxnn.nn import avg_pool, max_pool
 from tests import draws
+from tests.models.test_text_models import dense
 
 near = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
 GRAY, IMAGES, TINY = draws.normal(1, 4, 16, 10, 1), draws.normal(1, 2, 17, 12, 3), draws.normal(0, 2, 5, 4, 3)
@@ -26,10 +27,6 @@ def conv(p: Any, x: jax.Array, strides: int = 1, **options: Any) -> jax.Array:
     padding = [(size // 2, size // 2) for size in window]
     layer = linen.Conv(features, window, (strides, strides), padding=padding, use_bias="bias" in p, **options)
     return layer.apply({"params": p}, x)
-
-
-def dense(p: Any, x: jax.Array) -> jax.Array:
-    return x @ p["kernel"] + p["bias"][None]
 
 
 def numbered(variables: Any, name: str) -> Any:

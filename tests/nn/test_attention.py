@@ -40,14 +40,11 @@ def by_hand(
     bias: Any = 0.0,
     scale: float | None = None,
 ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
-    """Softmax attention in NumPy's float64.
+    """Softmax attention in float64.
 
     Returns the output; the gradients, by query, key and value, of its sum weighed by ``weights``; that by the bias.
     """
-    query, key, value, bias = (np.asarray(array, np.float64) for array in (*arrays, bias))
-    (batch, num_queries, heads, dim), (num_keys, key_heads) = query.shape, key.shape[1:3]
-    scale = dim**-0.5 if scale is None else scale
-    key, value = (np.repeat(array, heads // key_heads, axis=2) for array in (key, value))
+    (batch, num_queries, heads, dim), (num_keys, key_heads) = arrays[0].shape, arrays[1].shape[1:3]
     seen = np.ones((batch, heads, num_queries, num_keys), bool) & np.asarray(mask)
     if causal:
         seen &= np.arange(num_keys)[None] <= np.arange(num_queries)[:, None]
@@ -55,17 +52,18 @@ def by_hand(
         seen &= np.arange(num_keys) < np.asarray(lengths)[:, None, None, None]
     if query_lengths is not None:
         seen &= np.arange(num_queries)[:, None] < np.asarray(query_lengths)[:, None, None, None]
-    scores = np.where(seen, np.einsum("bthd,bshd->bhts", query, key) * scale + bias, -1e300)
-    shares = np.exp(scores - scores.max(-1, keepdims=True)) * seen
-    shares /= np.maximum(shares.sum(-1, keepdims=True), 1e-300)
-    output = np.einsum("bhts,bshd->bthd", shares, value)
-    weights = np.broadcast_to(np.float64(weights), output.shape)
-    to_shares = np.einsum("bthd,bshd->bhts", weights, value)
-    to_scores = shares * (to_shares - np.sum(to_shares * shares, -1, keepdims=True))
-    to_query = np.einsum("bhts,bshd->bthd", to_scores, key) * scale
-    to_heads = np.einsum("bhts,bthd->bshd", to_scores, query) * scale, np.einsum("bhts,bthd->bshd", shares, weights)
-    to_key, to_value = (array.reshape(batch, num_keys, key_heads, -1, dim).sum(3) for array in to_heads)
-    return output, [to_query, to_key, to_value], to_scores
+
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array) -> jax.Array:
+        key, value = (jnp.repeat(array, heads // key_heads, axis=2) for array in (key, value))
+        scores = jnp.einsum("bthd,bshd->bhts", query, key) * (dim**-0.5 if scale is None else scale)
+        scores = jnp.where(seen, scores + bias, -1e300)
+        shares = jnp.exp(scores - scores.max(-1, keepdims=True)) * seen
+        return jnp.einsum("bhts,bshd->bthd", shares / jnp.maximum(shares.sum(-1, keepdims=True), 1e-300), value)
+
+    with jax.enable_x64(True):
+        output, pull = jax.vjp(attend, *(np.asarray(array, np.float64) for array in (*arrays, bias)))
+        *slopes, to_bias = map(np.asarray, pull(jnp.broadcast_to(np.float64(weights), output.shape)))
+    return np.asarray(output), slopes, to_bias
 
 
 def random_mask(seed: int, *shape: int) -> np.ndarray:
@@ -199,7 +197,7 @@ def test_gradients_are_exact_and_queries_that_see_nothing_are_zero_without_one(i
     assert not to_query[zero].any() and not to_key[1].any() and not to_value[1].any()
     if takes_bias:
         to_bias, (gradients, output) = biased
-        near(to_bias, by_hand(few, 2 * by_hand(few)[0])[2].sum((0, 2), keepdims=True))
+        near(to_bias, by_hand(few, 2 * by_hand(few)[0], bias=np.zeros((1, HEADS, 1, 9)))[2])
         expected, slopes, _ = by_hand(few, weights_of(output), bias=LOWEST_BIAS)
         near(output, expected)
         near(output[:, 1], np.mean(few[2], 1))  # query 1 sees all keys as equal

@@ -1,6 +1,5 @@
-"""Dropout: masks and scales are exact, from the bits of JAX's generator; keys, and the rows of a sharded batch."""
+"""Dropout: masks and scales are exact, from the bits of JAX's generator; keys."""
 
-import functools
 import math
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 from flax import linen
 from jax.extend.random import threefry_2x32
 
-from jaxnn.nn import Dropout, use_batch_axis
+from jaxnn.nn import Dropout
 from jaxnn.observe import implementations
 from tests import draws, native
 
@@ -103,26 +102,3 @@ def test_rate_one_gives_zeros_and_no_nan_also_by_a_key_of_another_name():
     x = jnp.array([0.0, 1.0, -jnp.inf])
     for value, gradient in jax.jit(lambda x, rate: (slope(rate, x), slope(1.0, x)))(x, 1.0):
         assert float(value) == 0.0 and np.array_equal(gradient, [0.0, 0.0, 0.0])
-
-
-def test_shards_of_a_batch_are_dropped_as_in_the_full_batch():
-    x = np.ones((6, 4, 8), np.float32)
-
-    def sharded(function: Any, x: jax.Array, axis: int) -> jax.Array:
-        def of_its_rows(rows: jax.Array) -> jax.Array:
-            with use_batch_axis("data"):
-                return function(rows)
-
-        parts = jax.vmap(of_its_rows, axis_name="data")(jnp.stack(jnp.split(x, 2, axis)))
-        return jnp.concatenate(list(parts), axis)
-
-    @jax.jit
-    def run(x: jax.Array, key: jax.Array) -> Any:
-        pairs = []
-        for axis in (0, 1):
-            layer = functools.partial(Dropout(0.5, batch_axis=axis).apply, {}, train=True, rngs={"dropout": key})
-            pairs.append((sharded(layer, x, axis), layer(x)))
-        return pairs
-
-    for found, expected in run(x, KEY):
-        np.testing.assert_allclose(found, expected, rtol=1e-6)

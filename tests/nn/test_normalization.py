@@ -114,26 +114,6 @@ def test_a_mean_large_beside_the_deviation_is_subtracted_exactly():
         np.testing.assert_allclose(np.ravel(y), (np.arange(64.0) - 31.5) / 341.25**0.5, rtol=1e-5)
 
 
-def test_running_statistics_are_updated_in_training_and_used_in_evaluation():
-    x, layer = inputs(), BatchNorm(momentum=0.75, **OURS)
-
-    @jax.jit
-    def run(x: jax.Array) -> Any:
-        variables = layer.init(KEY, x, use_running_average=False)
-        _, updates = layer.apply(variables, x, use_running_average=False, mutable=["batch_stats"])
-        again = layer.apply({**variables, **updates}, x, use_running_average=True, mutable=["batch_stats"])
-        return updates, again
-
-    updates, (y, kept) = run(x)
-    rows = np.asarray(x, np.float64).reshape(-1, 3)
-    # From 0 and 1: a quarter of the batch's, and of 1 three quarters.
-    mean, var = (np.float64(updates["batch_stats"][name]) for name in ("mean", "var"))
-    np.testing.assert_allclose(mean, rows.mean(0) / 4, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(var, 0.75 + rows.var(0) / 4, rtol=1e-5)
-    np.testing.assert_allclose(y, (np.float64(x) - mean) / np.sqrt(var + 1e-5), rtol=1e-4, atol=1e-5)
-    assert_close(kept, updates, 0.0)
-
-
 @native.needed
 def test_native_moments_are_those_of_float64_and_have_the_same_bits_in_a_batch_of_members():
     x = np.float32(4096 + np.random.default_rng(0).normal(size=(5000, 6)))

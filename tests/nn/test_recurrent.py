@@ -139,7 +139,7 @@ def test_bidirectional_equals_flax():
 
 
 @KINDS
-def test_bfloat16_has_the_dtypes_of_flax_and_is_near_float32(kind):
+def test_bfloat16_has_the_dtypes_of_flax(kind):
     params = params_of(kind)
     narrow = jax.tree.map(
         lambda leaf: np.asarray(leaf).astype(jnp.bfloat16), {"params": params, "x": X, "carry": carry_of(kind)}
@@ -152,16 +152,6 @@ def test_bfloat16_has_the_dtypes_of_flax_and_is_near_float32(kind):
     call = {"initial_carry": narrow["carry"], "return_carry": True}
     state = jax.eval_shape(lambda: kind(FEATURES).apply(narrow["params"], narrow["x"], **call))
     assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("bfloat16")}
-
-    @jax.jit
-    def run(params: Any, x: jax.Array, others: Any) -> Any:
-        graded = [with_gradients(kind(FEATURES, **options), params, x) for options in ({}, cases[0][0])]
-        return graded, [kind(FEATURES).apply(*given) for given in others]
-
-    (exact, found), others = run(params, X, [given for _, *given in cases[1:]])
-    pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True))
-    for got, expected in [*pairs, *((outputs, exact[1][1]) for outputs in others)]:
-        np.testing.assert_allclose(np.float32(got), expected, rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize(("layer", "loops"), [(LSTM(4), 1), (GRU(4), 1), (both(LSTM), 2)], ids=["lstm", "gru", "both"])

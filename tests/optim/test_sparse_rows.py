@@ -67,9 +67,6 @@ def assert_close(found: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e
     jax.tree.map(near, found, expected)
 
 
-# The update, by hand.
-
-
 def test_rows_that_count_move_as_under_adam_and_others_not_at_all():
     # Bias-corrected, the first step of Adam is -rate * sign(gradient). In the second, row 0 has no gradient and stays.
     # Row 1 is new at update 2: m = 0.1 g, v = 0.001 g², m / (1 - 0.9²) = 0.1 / 0.19 g = 0.526 g,
@@ -122,9 +119,6 @@ def test_rows_are_summed_by_id():
         assert [(int(i), float(v)) for i, v in zip(ids, values[:, 0], strict=True) if i < num_rows] == [(2, 3.0)]
         assert float(values.sum()) == 3.0
     assert (empty.ids.shape, empty.values.shape) == ((0,), (0, 1))
-
-
-# The gradient by rows.
 
 
 @jax.custom_vjp
@@ -213,8 +207,6 @@ def test_value_and_grad_of_an_optimizer_gathers_the_rows_of_devices_that_share_a
     assert_close(shared, dense[1])
 
 
-# Training.
-
 OPTIMIZERS: dict[str, optax.GradientTransformation] = {
     "injected adamw with a schedule": sparse_rows(
         optax.inject_hyperparams(optax.adamw)(optax.cosine_decay_schedule(0.1, 10), weight_decay=0.1)
@@ -294,20 +286,6 @@ def test_no_copy_of_a_table_in_a_scan():
     assert memory.alias_size_in_bytes > 3 * table_bytes
 
 
-@pytest.mark.slow
-def test_fit_trains_by_rows_and_records_the_run(tmp_path):
-    # A text is positive if most of its words are even; word 0 never comes.
-    words = np.random.default_rng(0).integers(1, NUM_WORDS, (300, 7)).astype(np.int32)
-    labels = ((words % 2 == 0).sum(axis=1) > 3).astype(int)
-    splits = jn.data.arrays(train=(words[:250], labels[:250]), test=(words[250:], labels[250:]))
-    options = {"data": splits, "optimizer": lambda config: sparse_rows(optax.adam(0.1)), "batch_size": 16}
-    example = tiny.experiment(task=lambda config: TASK, num_steps=60, **options)
-    run = tiny.fit(example, tmp_path / "run", report_every=20, eval_every=60)
-    # In 60 steps every word comes often enough to learn its sign.
-    assert run.evaluate()["accuracy"] > 0.9
-    assert tiny.read(tmp_path / "run")
-
-
 SGD, ADAM = optax.sgd(1.0), optax.adam(0.1)
 
 
@@ -336,10 +314,8 @@ ROWS = "'layer/table' has no gradient by rows, .*"
 TABLE: list[tuple[Callable[[], Any], str]] = [
     (lambda: optim.with_clipping(SGD, 0.0), "with_clipping: max_norm must be a number > 0"),
     (lambda: optim.with_accumulation(SGD, 0), "num_steps must be an integer >= 1, not 0"),
-    (lambda: optim.with_accumulation(SGD, 2.0), "num_steps must be an integer >= 1"),
     (lambda: optim.with_ema(SGD, -0.1), "with_ema: decay must be a number in 0…1"),
     (lambda: optim.with_ema(SGD, 1.1), "decay must be"),
-    (lambda: optim.with_ema(SGD, float("nan")), "decay must be"),
     (lambda: optim.with_ema(SGD, 0.9).update(0.0, None), "needs the parameters"),
     (lambda: optim.with_norms(SGD).update(0.0, None), "with_norms: update needs the parameters"),
     (scaled_step_without_a_scale, "needs as optimizer jn.optim.with_loss_scale"),

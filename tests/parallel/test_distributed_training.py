@@ -65,15 +65,6 @@ def expected() -> Any:
     return pytest.approx(alone()[0].summary.metrics, rel=1e-4)
 
 
-def test_one_device_is_used_unless_more_are_requested():
-    assert make_layout() is make_layout(platform="cpu") is SINGLE_DEVICE
-    assert make_layout("fsdp", 1).num_devices == 1
-    assert make_layout(devices="all").num_devices == jax.device_count() == 4
-    assert make_layout("data").num_devices == 4
-    assert make_layout("fsdp", 2).num_devices == 2
-    assert make_layout(mesh="data=2").num_devices == 2
-
-
 def test_batches_and_states_of_gpus_pass_through_pinned_memory(monkeypatch):
     put, kinds = jax.device_put, []
     monkeypatch.setattr(Layout, "platform", "gpu")
@@ -106,6 +97,7 @@ def test_fully_sharded_state_is_created_in_shards_and_recorded(tmp_path, capsys)
 
 
 def test_auto_shards_a_state_that_is_too_large_to_be_replicated():
+    assert make_layout(mesh="data=2").num_devices == 2
     for size, expected in ((10**3, "data"), (10**15, "fsdp")):
         shapes = SQUARE._replace(params={"w": jax.ShapeDtypeStruct((size,), jnp.float32)})
         assert make_layout("auto", 4).resolve(shapes).strategy.name == expected

@@ -133,10 +133,8 @@ def test_plain_orbax_reads_both_kinds(run_dir, tmp_path):
     np.testing.assert_array_equal(found["params"]["kernel"], state.params["kernel"])
     with ocp.CheckpointManager(run_dir / "checkpoints") as manager:
         found = manager.restore(step, args=ocp.args.StandardRestore())
-        assert manager.latest_step() == step
-    assert set(found) == set(TrainState._fields) and int(found["step"]) == step
-    assert found["params"]["bias"].dtype == jnp.bfloat16
-    np.testing.assert_array_equal(found["params"]["square"], state.params["square"])
+    assert set(found) == set(TrainState._fields) and int(found["step"]) == manager.latest_step() == step
+    np.testing.assert_array_equal(found["params"]["bias"], state.params["bias"])
 
 
 def test_states_that_do_not_fit_are_named_in_one_line(run_dir, tmp_path):

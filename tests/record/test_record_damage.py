@@ -22,16 +22,12 @@ from jaxnn.types import RecordError, TrainState
 from tests import shell, swept, tiny
 from tests.record.files import contents
 
-EVERY: dict[str, Any] = {"checkpoint_every": 10}
-
 
 @pytest.fixture(scope="module")
 def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped halfway: metrics of steps 5, 10, 15 and 20, checkpoints of 10 and 20."""
     path = tmp_path_factory.mktemp("undamaged") / "run"
-    for report in jn.iterate(tiny.experiment(num_steps=40), run_dir=path, **EVERY, **tiny.HOW):
-        if report.step == 20:
-            break
+    tiny.break_off(tiny.experiment(num_steps=40), path, 20, checkpoint_every=10)
     return path
 
 

@@ -129,7 +129,6 @@ sweep = lambda **options: jn.sweep(TYPED, jn.grid(seed=[0, 1]), **options)  # no
 CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (replace, {"batch_size": 0}, "batch_size must be an integer >= 1, not 0"),
     (replace, {"num_steps": -1}, "num_steps must be an integer >= 1, not -1"),
-    (replace, {"seed": 0.5}, "seed is 0.5"),
     (replace, {"seed": -1}, "seed must be an integer >= 0, not -1"),
     (replace, {"seed": 2**32}, r"below 2\*\*32"),
     (replace, {"sed": 1}, "did you mean 'seed'"),
@@ -164,7 +163,6 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (jn.Experiment, {"config": {}, "data": len, "task": len, "optimizer": len}, "must be an instance of a dataclass"),
     (lambda: jn.iterate(TYPED).run, {}, "iterate first"),
     (train, {"num_epochs": 1, "num_steps": 5}, "both num_epochs and num_steps"),
-    (train, {"num_epochs": float("nan")}, "num_epochs is nan"),
     (train, {"num_epochs": float("inf")}, "num_epochs is inf"),
     (train, {"num_epochs": 0}, "num_epochs is 0"),
     (train, {"batch_size": "8"}, "batch_size is '8'"),

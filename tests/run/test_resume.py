@@ -42,9 +42,7 @@ def test_optimizer_and_augmentation_continue_bitwise(tmp_path):
         optimizer=lambda config: jn.optim.with_ema(optax.adam(jn.schedules.cosine(1e-2, config.num_steps)), 0.9),
     )
     expected, path = tiny.fit(experiment, tmp_path / "whole"), tmp_path / "run"
-    for report in jn.iterate(experiment, run_dir=path, **tiny.HOW):
-        if report.step == 10:
-            break
+    tiny.break_off(experiment, path, 10)
     found = tiny.fit(experiment, resume=path)
     assert found.summary.status == "finished" and found.final == expected.final
     assert untimed(path) == untimed(tmp_path / "whole")
@@ -178,25 +176,6 @@ def test_fingerprints_show_which_programs_changed(whole):
         experiment = tiny.experiment(**parts)
         fingerprint = programs_of(experiment, experiment.data(experiment.config)).fingerprint()
         assert changed_parts(tiny.read(whole.dir)["fingerprint"], fingerprint) == expected, change
-
-
-def test_damaged_checkpoint_is_moved_aside_and_the_one_before_used(whole, tmp_path, capsys):
-    path = shutil.copytree(whole.dir, tmp_path / "run")
-    flip(path / "checkpoints" / "20" / "default" / "manifest.ocdbt")
-    with pytest.raises(jn.RecordError, match="has done 15 steps already, more than num_steps = 10"):
-        tiny.fit(tiny.experiment(num_steps=10), resume=path)
-    assert (path / "checkpoints" / "20").is_dir(), "an error changes nothing"
-    resumed = tiny.fit(tiny.experiment(), resume=path, progress="plain")
-    aside = path / "checkpoints" / "damaged" / "20"
-    ((step, (damage,)),) = [(entry["step"], entry["damaged"]) for entry in tiny.read(path)["resumed"]]
-    for words in ("checkpoint of step 20 is damaged", "default/manifest.ocdbt has other bytes", f"moved to {aside}"):
-        assert words in damage
-    assert step == 15 and f"resumed after step 15; {damage}" in " ".join(capsys.readouterr().out.split())
-    assert (aside / "default" / "manifest.ocdbt").is_file()
-    for again in (resumed, tiny.fit(tiny.experiment(), resume=path)):
-        assert again.summary.status == "finished"
-        chex.assert_trees_all_equal(again.state._replace(key=None), whole.state._replace(key=None))
-    assert untimed(path) == untimed(whole.dir)
 
 
 def test_run_without_an_undamaged_checkpoint_is_an_error(half, tmp_path):

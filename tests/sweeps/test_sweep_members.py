@@ -234,19 +234,6 @@ def test_float_that_python_needs_is_reported_with_its_line(optimizer):
     assert file.endswith("test_sweep_members.py") and "# here" in message and first < int(line) <= first + 2
 
 
-def test_flaxs_own_dropout_is_found_too():
-    class Network(linen.Module):
-        rate: Any
-
-        @linen.compact
-        def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-            return linen.Dense(3)(linen.Dropout(self.rate, deterministic=not train)(x))
-
-    plain = experiment(task=lambda config: jn.tasks.classification(Network(config.share)))
-    with pytest.warns(UserWarning, match="the field 'share' decides what Python does"):
-        assert len(groups_of(plain, jn.grid(share=[0.1, 0.2], seed=[0, 1]))) == 2
-
-
 def test_members_with_values_that_the_model_refuses_fail_alone():
     dropped = experiment(task=lambda config: jn.tasks.classification(jn.models.MLP((4, 3), dropout=config.share)))
     # Beside the first, the least and the greatest value are tried, and all if one of these is refused.
@@ -284,24 +271,6 @@ def drawn_and_scaled(config: Config) -> jn.Splits:
     return jn.data.with_augmentation(
         splits, lambda key, batch: batch._replace(inputs=batch.inputs * (config.num_steps + config.share))
     )
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(
-    ("parts", "points"),
-    [
-        ({"optimizer": if_decayed}, jn.grid(decay=[0.0, 0.3], learning_rate=[0.1, 0.2])),
-        ({"data": drawn_and_scaled}, jn.search.zip(seed=[3, 4], share=[0.0, 50.0])),
-        ({"data": drawn_and_scaled}, jn.grid(num_steps=[19, 20])),
-    ],
-)
-def test_members_grouped_by_untraceable_fields_equal_their_solo_runs(parts, points):
-    sweep = jn.sweep(experiment(**parts), points, record=False, vmap_size=2, **tiny.HOW)
-    member = sweep.members[-1]
-    alone = tiny.fit(experiment(**parts).replace(**member.point))
-    assert member.final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-5)
-    assert len(set(sweep.values("test_loss"))) == len(points)
 
 
 def test_fields_that_data_read_are_grouped_by():

@@ -20,6 +20,7 @@ import jaxnn as jn
 from jaxnn.record import Checkpoints, is_sweep, open_record, write_json
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import shell, tiny
+from tests.swept import EXPERIMENT, POINTS
 
 LANES: dict[str, Any] = {**tiny.HOW, "vmap_size": 2}
 # Of the last the experiment cannot be built.
@@ -173,9 +174,6 @@ def test_script_starts_ray_and_ends_it(tmp_path):
 
 
 HOW: dict[str, Any] = tiny.MEMBERS
-# The experiment and the points of the sweep `finished`: two groups of four members, numbered in turns.
-EXPERIMENT = tiny.experiment(num_steps=30)
-POINTS = jn.grid(learning_rate=[0.01, 0.1, 0.2, 0.3], batch_size=[8, 16])
 
 
 def sweep(points: jn.search.Points = POINTS, **options: Any) -> jn.Sweep:

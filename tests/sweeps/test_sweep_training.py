@@ -23,12 +23,12 @@ from jaxnn.record import Checkpoints
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import tiny
 from tests.record.files import TIMINGS, contents, flip
+from tests.swept import EXPERIMENT as LONG  # most tests share its programs
+from tests.swept import POINTS as EIGHT
 
 HOW: dict[str, Any] = tiny.MEMBERS
-# Those of the sweep `finished`: most tests share its programs.
-LONG = tiny.experiment(num_steps=30)
 RATES = [0.01, 0.1, 0.2, 0.3]
-FOUR, EIGHT = jn.grid(learning_rate=RATES), jn.grid(learning_rate=RATES, batch_size=[8, 16])
+FOUR = jn.grid(learning_rate=RATES)
 
 
 @dataclasses.dataclass(frozen=True)

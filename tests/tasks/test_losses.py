@@ -275,7 +275,6 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     *((lambda row=row: loss(*row), words) for *row, words in REFUSED),
     (lambda: ONE_LOGIT.predict({"scale": 1.0}, {}, ODDS[None]), r"one logit, .* not \[1, 3\]"),
     (lambda: classification(SCALE, label_smoothing=-0.1), "label_smoothing is -0.1, .* below 1"),
-    (lambda: classification(SCALE, label_smoothing=float("nan")), "label_smoothing is nan"),
     (lambda: binary_classification(SCALE, label_smoothing=1.0), "label_smoothing is 1.0"),
     (lambda: classification(SCALE, auxiliary_weight=-0.1), "auxiliary_weight is -0.1, .* at least 0"),
     (lambda: classification(SCALE, auxiliary_weight=float("nan")), "auxiliary_weight is nan"),

@@ -11,12 +11,11 @@ import pytest
 from flax import linen, nnx
 
 import jaxnn as jn
-from jaxnn import observe, tasks
-from jaxnn.nn import Policy
+from jaxnn import tasks
 from jaxnn.tasks import as_model
 from jaxnn.types import Batch
 from tests import elsewhere, test_docs, tiny
-from tests.tasks.test_losses import KEY, batch_of
+from tests.tasks.test_losses import KEY
 
 
 def test_models_get_a_flag_for_training():
@@ -97,24 +96,6 @@ def test_pairs_get_key_and_inputs():
     assert np.array_equal(applied(params, model_state, np.zeros(3), None)[0], np.zeros(3))
 
 
-class Normed(linen.Module):
-    @linen.compact
-    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        return linen.BatchNorm(use_running_average=not train)(linen.Dense(3)(x))
-
-
-def test_policy_makes_products_narrow_and_keeps_parameters_and_state_wide():
-    task, batch = tasks.classification(Normed(), policy=Policy(compute="bfloat16")), batch_of(np.ones((2, 4)), [2, 0])
-    graded = jax.value_and_grad(task.loss, has_aux=True)
-    params, before = jax.eval_shape(task.init, KEY, batch)
-    (loss, (after, _)), gradient = jax.eval_shape(graded, params, before, batch, KEY)
-    assert set(observe.product_dtypes(graded, params, before, batch, KEY)) == {"bfloat16"}
-    outputs = jax.eval_shape(task.predict, params, before, batch.inputs)
-    leaves = jax.tree.leaves((params, before, loss, after, gradient, outputs))
-    assert {leaf.dtype.name for leaf in leaves} == {"float32"}
-    assert jax.tree.structure(after) == jax.tree.structure(before)
-
-
 class SowingTokens(linen.Module):
     """Logits of zero, and a penalty of 3."""
 
@@ -187,9 +168,7 @@ def test_an_array_that_is_not_floating_is_state():
 def test_runs_resume_exactly(name, tmp_path):
     experiment, path = tiny.experiment(model=MODELS[name]), tmp_path / "run"
     expected = tiny.fit(experiment)
-    for report in jn.iterate(experiment, run_dir=path, **tiny.HOW):
-        if report.step == 10:
-            break
+    tiny.break_off(experiment, path, 10)
     found = tiny.fit(experiment, resume=path)
     assert found.final == expected.final
     chex.assert_trees_all_equal(found.state[:4], expected.state[:4])

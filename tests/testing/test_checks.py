@@ -13,14 +13,11 @@ from flax import linen
 import jaxnn as jn
 from jaxnn.testing import ConformanceError, check_layer, check_step, check_task
 from tests import draws, tiny
+from tests.tiny import nats
 
 BATCH = jn.Batch(*tiny.points(8), np.ones(8, np.float32))
 CLASSES = jn.tasks.classification(tiny.MODEL)
 SGD = optax.sgd(0.1)
-
-
-def nats(params: Any, batch: jn.Batch) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(tiny.apply(params, batch.inputs), batch.targets)
 
 
 def evaluating(value: Callable[[jax.Array, jax.Array], Any]) -> jn.Task:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fractions
 import itertools
 import pickle
 import re
@@ -19,7 +18,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import jaxnn as jn
 from jaxnn import trees
-from jaxnn.trees import _growth, _objectives
+from jaxnn.trees import _objectives
 from jaxnn.types import Examples
 from tests import native, tiny
 
@@ -84,24 +83,10 @@ def test_predictions_are_those_of_scikit_learn(leaves, least):
     # Its least number of rows does not count their weights.
     weights = np.random.default_rng(2).integers(1, 4, 400) if least == 1 else None
     ours = trees.GradientBoostingRegressor(num_trees=6, num_leaves=leaves, max_depth=3, min_child_weight=least, l2=0.5)
-    theirs = HistGradientBoostingRegressor(
-        max_iter=6,
-        max_leaf_nodes=leaves,
-        max_depth=3,
-        min_samples_leaf=least,
-        l2_regularization=0.5,
-        early_stopping=False,
-    )
+    how = {"max_leaf_nodes": leaves, "min_samples_leaf": least, "l2_regularization": 0.5, "early_stopping": False}
+    theirs = HistGradientBoostingRegressor(max_iter=6, max_depth=3, **how)
     found = ours.fit(inputs, targets, weights).predict(inputs)
     np.testing.assert_allclose(found, theirs.fit(inputs, targets, weights).predict(inputs), atol=1e-4)
-
-
-def test_the_loss_falls_and_is_that_of_the_predictions(trained):
-    first, last = trained.metrics["train_loss"]
-    assert last < first
-    inputs, targets = trained.experiment.data(trained.config).test.examples
-    expected = ((trained.predict(inputs) - targets) ** 2 / 2).mean()
-    np.testing.assert_allclose(trained.final["test_loss"], expected, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -117,10 +102,8 @@ def test_a_member_of_a_sweep_grows_the_trees_of_its_run(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_room_for_fewer_bins_and_other_implementations_grow_the_same_trees(trained):
+def test_room_for_fewer_bins_grows_the_same_trees(trained):
     assert same_trees(tiny.fit(experiment(max_bins=ROWS, categorical={3: 6}), **HOW), trained)
-    with jn.nn.portable():  # those of other platforms
-        assert same_trees(tiny.fit(experiment(), **HOW), trained)
 
 
 @pytest.mark.slow
@@ -158,9 +141,7 @@ def test_four_devices_and_padded_rows_grow_the_same_trees():
 
 @pytest.mark.slow
 def test_a_resumed_run_grows_the_same_trees(trained, tmp_path):
-    for report in jn.iterate(experiment(), run_dir=tmp_path / "run", **tiny.HOW | HOW, checkpoint_every=2):
-        if report.step == 2:
-            break
+    tiny.break_off(experiment(), tmp_path / "run", 2, **HOW, checkpoint_every=2)
     resumed = tiny.fit(experiment(), resume=tmp_path / "run")
     assert int(resumed.state.step) == 4 and same_trees(resumed, trained)
 
@@ -193,18 +174,15 @@ def test_gains_are_right_at_any_scale_and_beside_a_large_difference(portable):
     inputs = np.stack([step, wave], 1)
     settings: dict[str, Any] = {"num_trees": 1, "max_depth": 2, "l2": 0.0, "min_child_weight": 0.0}
     # Within a child the best split of the wave lowers half the sum of squares of its 500 rows.
-    levels = np.unique(wave)
-    sides = ((wave[step == 0] <= level) for level in levels[:-1])
-    gain = max(250 * left.mean() * (1 - left.mean()) * np.ptp(means(wave[step == 0], left)) ** 2 for left in sides)
+    half = wave[step == 0]
+    sides = (half <= level for level in np.unique(wave)[:-1])
+    means = ((left.mean(), half[left].mean(), half[~left].mean()) for left in sides)
+    gain = max(250 * share * (1 - share) * (low - high) ** 2 for share, low, high in means)
     model = trees.GradientBoostingRegressor(**settings)
     with jn.nn.portable() if portable else contextlib.nullcontext():
         for scale, weight, height in ((1.0, 1.0, 1e5), (1e8, 1e10, 1e3), (1e-8, 1e-11, 1e3)):
             model.fit(inputs, scale * (height * step + wave), np.full(1000, weight))
             np.testing.assert_allclose(model.state_["trees"]["gain"][0, 0, 1:3], gain * scale**2 * weight, rtol=1e-2)
-
-
-def means(values: np.ndarray, left: np.ndarray) -> list[float]:
-    return [values[left].mean(), values[~left].mean()]
 
 
 @pytest.mark.slow
@@ -218,17 +196,6 @@ def test_sums_hold_millions_of_rows_and_small_parts():
     small = jnp.zeros(rows, int).at[-101:].set(1)
     found = _objectives.leaf_quantiles(small, (jnp.arange(rows) % 8_000_000) * 1.0, weights, 0.5, 2)
     assert found[1] == (rows - 51) % 8_000_000
-
-
-@pytest.mark.parametrize(("exponent", "rows"), [(-100, 3), (-30, 1000), (0, 1 << 17), (90, 5)])
-def test_rounded_values_sum_within_the_bound(exponent, rows):
-    values = np.float32(2.0**exponent * np.random.default_rng(0).standard_cauchy(rows))
-    with jax.enable_x64(True):
-        rounded, unit = jax.device_get(_growth.fixed_point(jnp.asarray(values)))
-    exact, size = sum(map(fractions.Fraction, values.tolist())), np.abs(values.astype(np.float64)).sum()
-    error = abs(exact - fractions.Fraction(float(unit)) * int(rounded.sum()))
-    assert error <= rows * max(2.0**-61 * size, 2.0**-127)
-    assert np.abs(rounded).sum(dtype=np.float64) < 2.0**62
 
 
 @pytest.mark.slow
@@ -549,19 +516,12 @@ def test_settings_and_data_that_cannot_be_used_are_refused(error, words):
 SETTINGS: dict[str, Any] = {"num_trees": 5, "max_depth": 2, "learning_rate": 0.5}
 # What these check is code that both estimators share, from weights to attributes; the regressor has only its own
 # targets besides. Nor are weights repetitions to its 1e-7 relative difference, which is a rounding in float32.
-OF_SHARED_CODE = {
-    "check_sample_weights_pandas_series",
-    "check_sample_weights_shape",
-    "check_sample_weights_not_overwritten",
-    "check_sample_weight_equivalence_on_dense_data",
-    "check_n_features_in_after_fitting",
-    "check_positive_only_tag_during_fit",
-    "check_f_contiguous_array_estimator",
-    "check_methods_subset_invariance",
-    "check_fit_idempotent",
-    "check_fit_check_is_fitted",
-    "check_n_features_in",
-}
+OF_SHARED_CODE = (
+    "check_sample_weights_pandas_series check_sample_weights_shape check_sample_weights_not_overwritten "
+    "check_sample_weight_equivalence_on_dense_data check_n_features_in check_n_features_in_after_fitting "
+    "check_positive_only_tag_during_fit check_f_contiguous_array_estimator check_methods_subset_invariance "
+    "check_fit_idempotent check_fit_check_is_fitted"
+).split()
 CHECKS = [
     pytest.param(estimator, check, id=f"{type(estimator).__name__}-{check.func.__name__}")
     for kind in (trees.GradientBoostingRegressor, trees.GradientBoostingClassifier)
