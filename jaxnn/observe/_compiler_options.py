@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax.extend import core
 
 from jaxnn._compat import target_device
@@ -77,7 +78,7 @@ def has_convolution(jaxpr: Any) -> bool:
     )
 
 
-def give_up(error: Exception) -> None:
+def _give_up(error: Exception) -> None:
     """Has no program of this process compiled any more with the options for speed, which failed by ``error``."""
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
     _given_up.setdefault(f"convolutions could not be recorded in CUDA graphs, and are launched one by one: {first}")
@@ -90,6 +91,44 @@ def given_up() -> list[str]:
     []
     """
     return list(_given_up)
+
+
+def compile_with(program: jax.stages.Lowered, options: CompilerOptions) -> Any:
+    """The executable; without the options for speed if it cannot be compiled, or first called, with them."""
+
+    def plainly(error: Exception) -> jax.stages.Compiled:
+        _give_up(error)
+        return program.compile(dict(options.needed))
+
+    if not options.faster:
+        return program.compile(dict(options.needed)) if options.needed else program.compile()
+    try:
+        return _OnTrial(program.compile({**options.needed, **options.faster}), plainly)
+    except jax.errors.JaxRuntimeError as error:
+        return plainly(error)
+
+
+class _OnTrial:
+    """An executable whose first call may fail by its options: then it is ``compiled_again``, and called once more."""
+
+    def __init__(self, compiled: Any, compiled_again: Callable[[Exception], Any]) -> None:
+        self._compiled, self._compiled_again, self._proven = compiled, compiled_again, False
+
+    def __call__(self, *args: Any) -> Any:
+        if self._proven:
+            return self._compiled(*args)
+        # A call may consume its arguments.
+        kept = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf, args)
+        try:
+            results = jax.block_until_ready(self._compiled(*args))
+        except jax.errors.JaxRuntimeError as error:
+            self._compiled = self._compiled_again(error)
+            results = self._compiled(*kept)
+        self._proven = True
+        return results
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiled, name)
 
 
 class Fault(NamedTuple):

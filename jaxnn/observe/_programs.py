@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jaxnn.observe._compiler_options import CompilerOptions, compiler_options, computes_in_tf32, give_up
+from jaxnn.observe._compiler_options import CompilerOptions, compile_with, compiler_options, computes_in_tf32
 
 # Operations of cuDNN, with the products of their gradient as a multiple of those forward.
 _CUDNN = {"rnn_fwd": 1, "rnn": 1, "rnn_bwd": 2}
@@ -88,7 +88,7 @@ class Lowered(NamedTuple):
 
         jax.monitoring.register_event_duration_secs_listener(on_duration)
         try:
-            compiled = _compile(self.program, self.options)
+            compiled = compile_with(self.program, self.options)
         finally:
             jax.monitoring.unregister_event_duration_listener(on_duration)
         if self.key is not None:
@@ -102,44 +102,6 @@ class Lowered(NamedTuple):
             saved_seconds=max(0.0, sum(saved)),
             temporary_bytes=temporary_bytes(compiled),
         )
-
-
-def _compile(program: jax.stages.Lowered, options: CompilerOptions) -> Any:
-    """The executable; without the options for speed if it cannot be compiled, or first called, with them."""
-
-    def plainly(error: Exception) -> jax.stages.Compiled:
-        give_up(error)
-        return program.compile(dict(options.needed))
-
-    if not options.faster:
-        return program.compile(dict(options.needed)) if options.needed else program.compile()
-    try:
-        return _OnTrial(program.compile({**options.needed, **options.faster}), plainly)
-    except jax.errors.JaxRuntimeError as error:
-        return plainly(error)
-
-
-class _OnTrial:
-    """An executable whose first call may fail by its options: then it is ``compiled_again``, and called once more."""
-
-    def __init__(self, compiled: Any, compiled_again: Callable[[Exception], Any]) -> None:
-        self._compiled, self._compiled_again, self._proven = compiled, compiled_again, False
-
-    def __call__(self, *args: Any) -> Any:
-        if self._proven:
-            return self._compiled(*args)
-        # A call may consume its arguments.
-        kept = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf, args)
-        try:
-            results = jax.block_until_ready(self._compiled(*args))
-        except jax.errors.JaxRuntimeError as error:
-            self._compiled = self._compiled_again(error)
-            results = self._compiled(*kept)
-        self._proven = True
-        return results
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._compiled, name)
 
 
 def lower_ahead(
