@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._layer_arguments import at_least_int32
+from jaxnn.nn._layer_arguments import at_least_int32, padded_classes
 from jaxnn.types import ConfigError, check_int
 
 
@@ -142,6 +142,7 @@ def linear_cross_entropy(
         )
     num_chunks = -(-kernel.shape[1] // check_int("linear_cross_entropy: chunk", chunk))
     width = -(-kernel.shape[1] // num_chunks)  # equal for all, and as small as this many chunks allow
+    width = min(padded_classes(width), chunk, kernel.shape[1])
     loss = _linear_cross_entropy(width, hidden.reshape(-1, features), kernel, bias, labels.reshape(-1))
     return loss.reshape(labels.shape)
 

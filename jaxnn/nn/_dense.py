@@ -21,6 +21,7 @@ from jaxnn.nn._layer_arguments import (
     choose,
     map_rows,
     narrowed,
+    padded_classes,
     scope,
     with_wide_bias,
 )
@@ -65,22 +66,36 @@ def dot_general(
         return run(inputs, kernel)  # type: ignore[no-any-return]
 
 
+def _promoted(inputs: Any, kernel: Any, bias: Any, **options: Any) -> list[Any]:
+    """Inputs, kernel and bias as `with_wide_bias` gives them, with columns of zeros up to `padded_classes`.
+
+    With the bias, so that XLA pads logits' gradients where it sums them; padded for the product alone it copies them.
+    """
+    inputs, kernel, bias = with_wide_bias(inputs, kernel, bias, **options)
+    if padding := padded_classes(kernel.shape[1]) - kernel.shape[1]:
+        kernel = jnp.pad(kernel, ((0, 0), (0, padding)))
+        bias = None if bias is None else jnp.pad(bias, (0, padding))
+    return [inputs, kernel, bias]
+
+
 class Dense(linen.Dense):
     """``flax.linen.Dense`` with `jaxnn.nn.dot_general`: the same parameters, names and results (to rounding).
 
-    Over CPU devices that share a batch, a training step takes about half as long.
+    Over CPU devices that share a batch, a training step takes about half as long. On a GPU 1,024 features or more that
+    are no multiple of 8, as the classes of a vocabulary, are computed with zeros up to a multiple of 128.
 
     >>> jn.models.num_parameters(jn.nn.Dense(10), jax.ShapeDtypeStruct((32, 784), "float32"))
     7850
     """
 
     dot_general: Callable[..., Any] | None = dot_general
-    promote_dtype: Callable[..., Any] = with_wide_bias
+    promote_dtype: Callable[..., Any] = _promoted
 
     @linen.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """``[..., in_features]`` to ``[..., features]``; the bias is added, and its gradient summed, in float32."""
-        return narrowed(linen.Dense.__call__, self, inputs)
+        outputs = narrowed(linen.Dense.__call__, self, inputs)
+        return outputs[..., : self.features] if outputs.shape[-1] > self.features else outputs
 
 
 def _rows(array: jax.Array) -> jax.Array:
@@ -126,6 +141,15 @@ class Embed(linen.Embed):
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns the rows ``[..., features]`` of the integers ``inputs [...]``; ConfigError for other dtypes."""
         return self._look_up(inputs, summed=False)
+
+    def attend(self, query: jax.Array) -> jax.Array:
+        """Returns the products ``[..., num_embeddings]`` of ``query [..., features]`` with each row, as logits."""
+        promoted: Any = self.promote_dtype(query, self.embedding, dtype=self.dtype)
+        query, table = promoted
+        rows = self.num_embeddings
+        if padding := padded_classes(rows) - rows:
+            return jnp.dot(query, jnp.pad(table, ((0, padding), (0, 0))).T)[..., :rows]
+        return jnp.dot(query, table.T)
 
     def mean(self, inputs: jax.Array, where: jax.Array | None = None) -> jax.Array:
         """Returns the means ``[..., features]`` of the rows of ids ``inputs [..., n]``; on a CPU without these rows.

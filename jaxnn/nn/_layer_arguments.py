@@ -48,6 +48,7 @@ _PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "trees": {"cpu": ("native", "histograms"), "other": ("histograms",)},
     "histogram": {"cpu": ("by_column", "all_columns"), "other": ("all_columns", "by_column")},
 }
+_MANY_CLASSES = 1024
 _DTYPES = ("float32", "bfloat16", "float16")
 _axis: ContextVar[str | None] = ContextVar("batch_axis", default=None)
 _mask: ContextVar[Array | None] = ContextVar("batch_mask", default=None)
@@ -69,6 +70,16 @@ def compute_capability() -> float:
         return float(target_device().compute_capability)
     except (AttributeError, ValueError):  # AMD's are named gfx942, for example
         return 0.0
+
+
+def padded_classes(count: int) -> int:
+    """Returns the width of a product with ``count`` classes: on a GPU a multiple of 128 for 1,024 classes or more.
+
+    Tensor cores load rows in units of 16 bytes, which 8 numbers of two bytes fill; a row of 50,257, as GPT-2's, starts
+    anywhere. Of fewer than 1,024 classes the padding would be a large share, and the product is a small one.
+    """
+    is_ragged = count >= _MANY_CLASSES and count % 8 != 0
+    return count + -count % 128 if is_ragged and platform() == "gpu" else count
 
 
 class Size(NamedTuple):

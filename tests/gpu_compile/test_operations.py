@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from flax import linen
 from jax.sharding import SingleDeviceSharding
 
 import jaxnn as jn
@@ -16,7 +17,7 @@ from jaxnn.observe import implementations, lower_ahead, work_of
 from jaxnn.plans import CARDS, plan, topology
 from jaxnn.types import ConfigError
 from tests import tiny
-from tests.gpu_compile.test_programs import TIME
+from tests.gpu_compile.test_programs import SHAPE, TIME
 
 BATCH, HEADS = 2, 4
 BOTH = {"__cudnn$fmhaSoftmax": 1, "__cudnn$fmhaSoftmaxBackward": 1}
@@ -182,6 +183,26 @@ def test_kernels_outside_of_graphs_are_those_that_xla_leaves_outside(layer, shap
     inside = len(re.findall(r"^ +\d+: k", graphs.read_text(), re.MULTILINE))
     work = work_of(compiled.as_text())
     assert work.launches == work.alone + inside and (work.alone == 0) == all_inside
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_products_with_an_odd_vocabulary_are_padded(tied):
+    (device,) = topology(CARDS["h100"], 1)
+    tokens = jax.ShapeDtypeStruct((16, TIME), "int32", sharding=SingleDeviceSharding(device))
+    model = jn.models.GPT(1027, num_layers=1, features=64, num_heads=1, max_length=TIME, tied=tied)
+
+    def loss(params: Any, tokens: jax.Array) -> jax.Array:
+        half = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), params)
+        return jn.nn.cross_entropy(model.apply(half, tokens), tokens).sum()
+
+    with tracing_for(device):
+        params = linen.unbox(jax.eval_shape(model.init, jax.random.key(0), tokens))
+        text = jax.jit(jax.value_and_grad(loss)).lower(params, tokens).compile().as_text()
+    sizes = {name: set(shape.split(",")) for name, shape in SHAPE.findall(text)}
+    products = re.findall(r"%([\w.\-]+) = .* dot\(%([\w.\-]+), %([\w.\-]+)", text)
+    wide = [set().union(*map(sizes.__getitem__, names)) for names in products]
+    # The third product, the hidden states' gradient, sums over the classes, which XLA splits.
+    assert sum("1152" in one for one in wide) >= 2 and not any("1027" in one for one in wide), wide
 
 
 def test_calls_of_python_are_refused():

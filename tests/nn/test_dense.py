@@ -15,6 +15,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxnn import models, nn, tasks
+from jaxnn._compat import TARGET
 from jaxnn.observe import implementations, product_flops
 from jaxnn.types import Batch, ConfigError
 from tests import draws, native
@@ -291,3 +292,39 @@ def test_uint8_ids_equal_int32_ids():
     for found, expected in zip(*map(jax.tree.leaves, (run(NARROW.astype("uint8")), run(NARROW))), strict=True):
         assert np.isfinite(expected).all()
         np.testing.assert_array_equal(found, expected)
+
+
+class Gpu:
+    """A device to trace for, on which layers are as on a GPU."""
+
+    platform, compute_capability = "gpu", "9.0"
+
+
+class Heads(linen.Module):
+    """Logits of 1,027 classes: of a dense layer, with and without a bias, of an embedding's rows, and a loss."""
+
+    dtype: Any
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> Any:
+        layers = nn.Dense(1027, dtype=self.dtype), nn.Dense(1027, use_bias=False, dtype=self.dtype)
+        embed, labels = nn.Embed(1027, 5, dtype=self.dtype), jnp.arange(len(x)) + 1022
+        kernel = self.param("kernel", linen.initializers.lecun_normal(), (5, 2054))
+        losses = nn.linear_cross_entropy(x, kernel, labels, chunk=1200)
+        return [*(layer(x) for layer in layers), embed.attend(x), losses]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_padded_classes_change_no_shape_and_no_value(dtype):
+    heads = Heads(dtype)
+
+    def run() -> Any:
+        params = heads.init(KEY, X[:5])
+        total = lambda params, x: sum(jnp.sin(out.astype(float)).sum() for out in heads.apply(params, x))  # noqa: E731
+        return params, heads.apply(params, X[:5]), jax.grad(total, argnums=(0, 1))(params, X[:5])
+
+    plain, widths = run(), lambda: str(jax.make_jaxpr(heads.apply)(heads.init(KEY, X[:5]), X[:5]))
+    with TARGET(Gpu()):
+        padded, text = run(), widths()
+    assert "1152" in text and "1152" not in widths()
+    assert_close(plain, padded, 1e-5 if dtype == "float32" else 0.02)
