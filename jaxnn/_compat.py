@@ -24,7 +24,9 @@ TARGET = jax.make_user_context(None)
 
 def target_device() -> Any:
     """The device for which programs are compiled here: JAX's default device, or the one of `tracing_for`."""
-    device: Any = jax.config.jax_default_device if TARGET.value is None else TARGET.value
+    if TARGET.value is not None:
+        return TARGET.value
+    device: Any = jax.config.jax_default_device
     return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
 
 

@@ -4,6 +4,7 @@ Arguments that do not fit together raise `ConfigError`, and so does an implement
 """
 
 from jaxnn.nn._attention import attention
+from jaxnn.nn._choice import choose, collect_reasons, platform, portable, scope
 from jaxnn.nn._cross_entropy import cross_entropy, linear_cross_entropy
 from jaxnn.nn._dense import Dense, Dropout, Embed, dot_general
 from jaxnn.nn._layer_arguments import (
@@ -14,18 +15,13 @@ from jaxnn.nn._layer_arguments import (
     batch_mask,
     batch_sharding,
     check_rate,
-    choose,
-    collect_reasons,
     is_full,
     map_rows,
     mean_over_batch_axis,
     normal_rows,
     partition_specs,
     partitioned,
-    platform,
-    portable,
     positive_ints,
-    scope,
     unbox,
     use_batch_axis,
     use_batch_mask,

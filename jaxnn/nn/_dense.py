@@ -12,17 +12,15 @@ from flax import linen
 from jax import lax
 from jax.typing import ArrayLike
 
+from jaxnn.nn._choice import choose, padded_classes, scope
 from jaxnn.nn._custom_vjp import custom_vjp, native_or_xla
 from jaxnn.nn._layer_arguments import (
     at_least_int32,
     batch_axis,
     batch_sharding,
     check_rate,
-    choose,
     map_rows,
     narrowed,
-    padded_classes,
-    scope,
     with_wide_bias,
 )
 from jaxnn.nn._onednn import native_call, native_obstacle, product, product_obstacle

@@ -22,8 +22,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from jaxnn.nn._channels_last_conv import Geometry, abstract_result, convolution, convolve, evaluate
+from jaxnn.nn._choice import choose, platform, scope
 from jaxnn.nn._custom_vjp import native_or_xla, vary_together
-from jaxnn.nn._layer_arguments import choose, map_rows, platform, scope, sharding_obstacle
+from jaxnn.nn._layer_arguments import map_rows, sharding_obstacle
 from jaxnn.types import ConfigError
 
 INSTALL = "make onednn (or: pip install ./native/onednn)"

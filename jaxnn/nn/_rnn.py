@@ -10,7 +10,8 @@ from flax import linen
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
-from jaxnn.nn._layer_arguments import Size, choose, scope, unbox
+from jaxnn.nn._choice import Size, choose, scope
+from jaxnn.nn._layer_arguments import unbox
 from jaxnn.nn._rnn_kernels import (
     Weights,
     cudnn_obstacle,

@@ -231,9 +231,11 @@ def _plan(
     resident = splits.train.examples is not None and sum(sizes) <= room
     num_seeds, shape = (members, engine.Shape(1, members)) if members > 1 else (None, None)
     programs = engine.programs_of(experiment, splits, resident=resident, layout=layout, num_seeds=num_seeds)
+    # As many as a run has in a call: their order is computed once for all.
+    num_steps = engine.ENOUGH_STEPS if resident else 1
     with collect_reasons() as reasons:
         try:
-            compiled: Any = programs.train(shape, 1, "plan")
+            compiled: Any = programs.train(shape, num_steps, "plan")
         except RuntimeError as error:
             if "Unknown backend" not in str(error):
                 raise
@@ -254,7 +256,7 @@ def _plan(
     if resident and (other := sum(sizes) - nbytes(splits.train.examples)):
         parts["other splits"] = other
     parts["temporaries"] = stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
-    work = work_of(compiled.as_text())
+    work = Work(0, 0, {}, {}).plus(work_of(compiled.as_text()), 1 / num_steps)
     size, used = experiment.config.batch_size, programs.implementations
     return StepPlan(card, programs.layout, size, members, parts, work, products, used, tuple(reasons), None, usable)
 
