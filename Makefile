@@ -13,7 +13,7 @@ PEERS_PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13,$(
 PEERS_PACKAGES := torch==2.13.0 keras==3.15.1 numpy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo benchmark gpu-day onednn onednn-sanitize test test-slow test-portable test-gpu-compile mutate style types lint check docs clean
+.PHONY: help demo benchmark gpu-day onednn onednn-sanitize test test-slow test-portable test-gpu test-gpu-compile mutate style types lint check docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s  %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -48,6 +48,9 @@ test-portable: $(INSTALLED)  ## run the tests of what native kernels compute, wi
 	@JAXNN_NATIVE=off $(BIN)/python -m pytest -n 2 --slow $(addprefix tests/,nn/test_attention.py nn/test_convolution.py nn/test_dense.py \
 	  nn/test_dropout.py nn/test_normalization.py nn/test_recurrent.py nn/test_transformations.py optim/test_adam.py \
 	  trees/test_boosting.py engine/test_conformance.py run/test_resume.py)
+
+test-gpu: $(INSTALLED)  ## run the fast tests on this machine's GPU, without those of several devices or of a CPU
+	@$(BIN)/python -m pytest --device gpu -n 8 tests
 
 test-gpu-compile: $(GPU)/.installed  ## compile for NVIDIA GPUs, of which none is needed, and check the programs
 	@JAX_PLATFORMS=cpu $(GPU)/bin/python -m pytest -n 2 --dist load tests/gpu_compile

@@ -7,16 +7,17 @@ import pathlib
 import platform
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jaxlib
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxnn.parallel import find_devices
+from jaxnn.types import ConfigError
 from tests.costs import Costs
 
-# A backend reads the number of devices when it starts.
-jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -27,10 +28,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--only-slow", action="store_true", help="run the tests marked slow, and no other")
     parser.addoption("--cold", action="store_true", help="forget the compiled programs of earlier runs")
     parser.addoption("--costs", type=int, default=0, help="print the time and programs of that many tests and files")
+    parser.addoption("--device", choices=("cpu", "gpu"), help="one of this kind; without the tests that need others")
     parser.addoption("--costs-to", help="a file that gets a line of totals, in JSON")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    use_device(config)
     kept = config.cache.mkdir("programs")
     too_large = sum(file.stat().st_size for file in kept.glob("*/*")) > MOST_KEPT
     if not hasattr(config, "workerinput") and (config.getoption("--cold") or too_large):
@@ -39,11 +42,48 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Costs(config, config.getoption("--costs")))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--slow"):
+def use_device(config: pytest.Config) -> None:
+    """Sets up four CPU devices, or one device of the ``--device`` kind."""
+    # A backend reads the number of devices when it starts.
+    kind = config.getoption("--device")
+    jax.config.update("jax_num_cpu_devices", 1 if kind else 4)
+    if kind is None:
         return
-    wanted = config.getoption("--only-slow")
-    left_out = [item for item in items if (item.get_closest_marker("slow") is not None) != wanted]
+    if kind == "gpu":  # several processes share it; products in TF32 are no failure, and native kernels are a CPU's
+        os.environ |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+        os.environ["JAXNN_NATIVE"] = "off"
+        jax.config.update("jax_default_matmul_precision", "highest")
+    else:
+        jax.config.update("jax_platforms", "cpu")
+    try:
+        find_devices(kind)
+    except ConfigError as error:
+        raise pytest.UsageError(str(error)) from error
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(config))
+
+
+class FailuresAtOnce:
+    """A plugin that prints a failed test's name and message at once: a run may be stopped before its end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            said = [line[1:].strip() for line in report.longreprtext.splitlines() if line.startswith("E ")]
+            terminal: Any = self.config.pluginmanager.get_plugin("terminalreporter")
+            terminal.write_line(f"\nFAILED {report.nodeid}: {said[0] if said else 'no message'}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    marks = {None: (), "cpu": ("several_devices",), "gpu": ("several_devices", "needs_cpu")}[
+        config.getoption("--device")
+    ]
+    left_out = [item for item in items if any(map(item.get_closest_marker, marks))]
+    if not config.getoption("--slow"):
+        wanted = config.getoption("--only-slow")
+        left_out += [item for item in items if (item.get_closest_marker("slow") is not None) != wanted]
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
 

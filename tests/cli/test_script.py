@@ -114,6 +114,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.several_devices
 def test_errors_are_one_line_and_nothing_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for line, words in ERRORS.items():
@@ -377,6 +378,7 @@ def test_experiments_state_their_claim_and_command_in_forty_lines():
         assert len(text.splitlines()) <= LONGER.get(path.name, 40), path
 
 
+@pytest.mark.several_devices
 def test_plan_takes_the_experiment_of_a_script(tmp_path, capsys):
     script = tmp_path / "planned.py"
     script.write_text("from tests import tiny\nexperiment = tiny.experiment()\nother = 3\n")

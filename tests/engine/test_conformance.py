@@ -223,6 +223,7 @@ def on_devices() -> Iterator[Any]:
 
 # Devices share the statistics of a batch, and average a loss; of tokens to predict they have unequal numbers.
 @pytest.mark.parametrize(("name", "strategy"), [*on_devices()])
+@pytest.mark.several_devices
 def test_a_step_on_four_devices_equals_that_on_one(name, strategy):
     check(name, strategy)
 
@@ -255,6 +256,7 @@ def drawing(params: Any, state: Any, batch: Batch, key: Any) -> Any:
     return {"loss": (each * batch.mask).sum(), "count": batch.mask.sum()}
 
 
+@pytest.mark.several_devices
 def test_pmap_refuses_tasks_that_draw_random_numbers_themselves():
     training = with_loss(lambda params, batch, key: denoised(params, batch.inputs, key).mean())
     for task in (training, CLASSES._replace(evaluate=drawing)):
@@ -262,6 +264,7 @@ def test_pmap_refuses_tasks_that_draw_random_numbers_themselves():
             tiny.fit(tiny.experiment(task=lambda config, task=task: task), strategy="pmap", devices=2)
 
 
+@pytest.mark.several_devices
 def test_pmap_names_the_check_of_coupled_examples(capsys):
     for strategy, is_named in (("pmap", True), ("data", False)):
         tiny.fit(tiny.experiment(num_steps=5), strategy=strategy, devices=2, progress="plain")

@@ -64,6 +64,7 @@ def steps(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, int | None]]:
     ("words", "name", "expected"),
     [([], "run.json", ALONE), (["sweep", "--seed", "0", "1", "--vmap-size", "2"], "sweep.json", BOTH)],
 )
+@pytest.mark.several_devices
 def test_command_line_takes_all_three_by_name(parts, tmp_path, words, name, expected):
     jn.main(tiny.experiment(), [*words, *FLAGS, *OWN, "--run-dir", str(tmp_path / "record")])
     assert steps(parts.table.rows) == expected and parts.table.closed == 1
@@ -172,6 +173,7 @@ def part_by_part(task: jn.Task, optimizer: Any) -> Any:
     return step
 
 
+@pytest.mark.several_devices
 def test_an_own_step_trains_alone_swept_resumed_and_on_devices(tmp_path):
     def optimizer(config: Any) -> Any:
         return {"kernel": optax.adam(config.learning_rate), "bias": optax.sgd(0.1)}

@@ -261,6 +261,7 @@ def test_an_accelerator_tries_what_fits_in_memory():
         narrowed("mlp", [256, 1024], fitting=64)
 
 
+@pytest.mark.needs_cpu
 def test_an_accelerator_compiles_nothing_to_measure_and_starts_on_the_cpu(monkeypatch, tmp_path):
     # The first device is taken for an accelerator, and the last for the CPU beside it.
     local_devices, how = jax.local_devices, {"progress": "none", "report_every": 10, "eval_every": 20}

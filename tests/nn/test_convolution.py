@@ -321,6 +321,7 @@ OBSTACLES: list[tuple[str, str, dict[str, Any], Any, str]] = [
 ]
 
 
+@pytest.mark.needs_cpu
 def test_implementations_are_chosen_or_refused(pretend_gpu):
     x, kernel = DENSE.arrays()
     assert chosen(DENSE.function(), x, kernel) == {DEFAULT}

@@ -60,6 +60,7 @@ def test_gradients_need_no_transpose():
     assert transposes(lax.dot_general) > 0, "JAX no longer transposes: this layer has no reason to be"
 
 
+@pytest.mark.several_devices
 def test_gradients_are_summed_over_devices_without_a_transpose():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     rows, replicated = (jax.NamedSharding(mesh, spec) for spec in (P("data"), P()))

@@ -180,6 +180,7 @@ def chosen(layer: Any, *args: Any, **call: Any) -> list[str]:
     return implementations(lambda *args: run(*args)[0], *args)["normalization"]
 
 
+@pytest.mark.needs_cpu
 def test_a_mask_is_left_to_flax():
     x, mask = inputs(), np.arange(6).reshape(6, 1, 1, 1) < 5
     own = norm(implementation=None)
@@ -199,6 +200,7 @@ OBSTACLES = [
 ]
 
 
+@pytest.mark.needs_cpu
 def test_what_an_implementation_does_not_support_is_left_to_another_or_refused():
     for layer, shape, dtype, words in OBSTACLES:
         name, x = layer.implementation, np.zeros(shape, dtype)

@@ -177,6 +177,7 @@ def test_members_and_steps_of_a_scan_equal_separate_runs_which_have_the_same_bit
 
 
 @rows(lambda row: row.call is not None)
+@pytest.mark.several_devices
 def test_each_device_computes_its_rows(row):
     mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
     expected = program(row.operation)(row.params, row.inputs)

@@ -150,6 +150,7 @@ def test_every_layer_has_a_row():
 
 
 @rows(lambda row: row.name in set.union(*CHECKED.values()))
+@pytest.mark.several_devices
 def test_layers_conform(row):
     checks = [check for check, names in CHECKED.items() if row.name in names]
     passed = testing.check_layer(row.function, row.inputs, row.params, checks=checks)
@@ -202,6 +203,7 @@ def test_saved_products_are_not_recomputed(row):
 
 
 @rows(lambda row: row.params is not None and not row.mixes_rows)
+@pytest.mark.several_devices
 def test_gradients_under_shard_map_have_the_shapes_of_the_full_batch(row):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     specs = (PartitionSpec(), PartitionSpec("data"))

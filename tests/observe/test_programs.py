@@ -123,6 +123,7 @@ def test_format_bytes():
     assert [*map(observe.format_bytes, sizes)] == texts
 
 
+@pytest.mark.several_devices
 def test_placement_counts_copies_and_shards():
     mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))
     params = {"kernel": jnp.zeros((2, 3)), "bias": jax.device_put(jnp.zeros(3), jax.devices()[0])}
@@ -256,6 +257,7 @@ def test_programs_that_differ_do_not_share_an_executable():
         assert [*map(str, results)] == [str(function(x)) for function in pair]
 
 
+@pytest.mark.several_devices
 def test_programs_on_other_devices_do_not_share_an_executable():
     def devices_of(x: Any, **options: Any) -> set[jax.Device]:
         compiled = lower_ahead(lambda x: x * 6.5, "six", "test", x, **options).compile()[0]

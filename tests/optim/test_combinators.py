@@ -268,6 +268,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale():
     assert states.scale.tolist() == [2.0**24, 2.0**23] and updates["b"].any(axis=1).tolist() == [True, False]
 
 
+@pytest.mark.several_devices
 def test_an_overflow_on_one_device_skips_the_update_on_all():
     narrow = jn.tasks.classification(tiny.MODEL, policy=jn.nn.Policy(compute="float16"))
     task = jn.tasks.averaged_over(narrow, "devices")

@@ -185,6 +185,7 @@ def test_gradient_by_rows_equals_the_gradient():
         assert_close(found, expected, **({"rtol": 0.02, "atol": 0.02} if "cast" in name else {}), name=name)
 
 
+@pytest.mark.several_devices
 def test_value_and_grad_of_an_optimizer_gathers_the_rows_of_devices_that_share_a_batch():
     plain, optimizer = optax.sgd(0.1), sparse_rows(optax.sgd(0.1), "table")
     assert value_and_grad_of(plain) is jax.value_and_grad

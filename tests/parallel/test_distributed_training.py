@@ -65,6 +65,7 @@ def expected() -> Any:
     return pytest.approx(alone()[0].summary.metrics, rel=1e-4)
 
 
+@pytest.mark.several_devices
 def test_batches_and_states_of_gpus_pass_through_pinned_memory(monkeypatch):
     put, kinds = jax.device_put, []
     monkeypatch.setattr(Layout, "platform", "gpu")
@@ -82,6 +83,7 @@ def test_batches_and_states_of_gpus_pass_through_pinned_memory(monkeypatch):
     assert fetching(placed) is placed  # a CPU's
 
 
+@pytest.mark.several_devices
 def test_fully_sharded_state_is_created_in_shards_and_recorded(tmp_path, capsys):
     run = tiny.fit(wide(num_steps=5), tmp_path / "run", devices=4, strategy="fsdp", progress="plain")
     assert "fsdp, data=4: a batch of 8 is 4 × 2 examples" in capsys.readouterr().out
@@ -96,6 +98,7 @@ def test_fully_sharded_state_is_created_in_shards_and_recorded(tmp_path, capsys)
         assert nbytes(shards) == (nbytes(run.state) - small) / 4 + small
 
 
+@pytest.mark.several_devices
 def test_auto_shards_a_state_that_is_too_large_to_be_replicated():
     assert make_layout(mesh="data=2").num_devices == 2
     for size, expected in ((10**3, "data"), (10**15, "fsdp")):
@@ -103,6 +106,7 @@ def test_auto_shards_a_state_that_is_too_large_to_be_replicated():
         assert make_layout("auto", 4).resolve(shapes).strategy.name == expected
 
 
+@pytest.mark.several_devices
 def test_model_axes_shard_its_parameters_and_moments():
     run = tiny.fit(wide(), mesh="data=2,model=2")
     for tree in (run.state.params, run.state.opt_state[0].trace):
@@ -129,6 +133,7 @@ def fully_sharded(spec: P, state: TrainState = SQUARE, mesh: str = "data=2,model
     return found
 
 
+@pytest.mark.several_devices
 def test_parameters_are_sharded_along_the_axes_of_the_model_and_then_data():
     assert fully_sharded(P("data", None)) == P("data", None), "not along data twice"
     assert fully_sharded(P(None, "model")) == P("data", "model")
@@ -237,6 +242,7 @@ ERRORS: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "words"), ERRORS, ids=[words for _, words in ERRORS])
+@pytest.mark.several_devices
 def test_wrong_devices_axes_and_strategies_are_named(call, words):
     with pytest.raises(jn.ConfigError, match=words):
         call()

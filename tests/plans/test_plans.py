@@ -210,6 +210,7 @@ def test_operations_of_products_are_exact():
 
 
 @pytest.mark.slow
+@pytest.mark.needs_cpu
 def test_plan_of_the_machine_at_hand_counts_state_and_products():
     experiment = tiny.experiment(batch_size=8)
     one = jn.plan(experiment, largest=True)
@@ -279,6 +280,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("call", "options", "words"), WRONG)
+@pytest.mark.several_devices
 def test_what_cannot_be_planned_is_one_line(call, options, words, monkeypatch):
     def version(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
@@ -303,6 +305,7 @@ def collectives(experiment: Any, strategy: str) -> dict[str, float]:
     return {kind: count for kind, (count, _) in work_of(program.as_text()).collectives.items()}
 
 
+@pytest.mark.several_devices
 def test_activations_stay_sharded_by_rows():
     model = jn.models.MLP((64, 64, 64, 3))
     experiment = tiny.experiment(task=lambda config: jn.tasks.classification(model))
@@ -357,6 +360,7 @@ def test_the_table_has_all_measurements_and_why_there_is_no_gpu():
 
 
 @pytest.mark.slow
+@pytest.mark.needs_cpu
 def test_an_experiment_is_measured_on_this_machine(capsys, monkeypatch):
     monkeypatch.setattr(jn.advice, "FACTORS", (0.0625, 0.25, 1.0, 16.0))  # of 8: none, 2, 8, and 128 of 37 examples
     reads: list[int] = []

@@ -91,6 +91,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.several_devices
 def test_each_layout_loads_checkpoints_of_others(run_dir):
     for step, name in enumerate(LAYOUTS):
         like = placed([*LAYOUTS][step - 2], 0)
@@ -124,6 +125,7 @@ def test_documented_recipe_reads_on_one_device_what_four_saved(run_dir):
     assert done.stdout.split() == ["True", "ndarray"]
 
 
+@pytest.mark.several_devices
 def test_plain_orbax_reads_both_kinds(run_dir, tmp_path):
     step = len(LAYOUTS) - 1
     state = make_state(step)
@@ -137,6 +139,7 @@ def test_plain_orbax_reads_both_kinds(run_dir, tmp_path):
     np.testing.assert_array_equal(found["params"]["bias"], state.params["bias"])
 
 
+@pytest.mark.several_devices
 def test_states_that_do_not_fit_are_named_in_one_line(run_dir, tmp_path):
     jn.save_checkpoint(tmp_path / "state", state := make_state())
     for like, words in (
@@ -385,6 +388,7 @@ def test_remnants_of_a_killed_process_are_ignored_and_cleared(copy):
     assert_equal(jn.load_checkpoint(copy / "3", make_state(0)), make_state(3))
 
 
+@pytest.mark.several_devices
 def test_weights_keep_names_shapes_dtypes_and_bytes(tmp_path):
     safetensors = pytest.importorskip("safetensors", reason="weights need jaxnn[safetensors]")
     sharding = jax.NamedSharding(jax.make_mesh((4,), ("data",)), P("data"))

@@ -105,6 +105,7 @@ RECORDED: dict[str, Any] = {"monitor": "accuracy", "keep_last": 3, "patience": 9
 RECORDED |= {"deterministic": True}
 
 
+@pytest.mark.needs_cpu
 def test_options_come_from_the_record_unless_given(tmp_path, capsys):
     path = tmp_path / "run"
     written = importlib.import_module(__name__).WRITTEN  # where the name is imported from
@@ -225,10 +226,12 @@ def resumed_layout(recorded: dict[str, Any], given: dict[str, Any]) -> dict[str,
         ({"devices": 8}, {"devices": None}, {}),
     ],
 )
+@pytest.mark.several_devices
 def test_given_layout_options_replace_those_of_the_record(recorded, given, expected):
     assert resumed_layout(recorded, given) == expected
 
 
+@pytest.mark.several_devices
 def test_missing_devices_of_the_record_are_named(monkeypatch):
     for recorded, used in (({"devices": 8}, "devices=8"), ({"mesh": "data=8", "devices": 8}, "mesh data=8")):
         message = rf"the run in there used {used}: give --devices 4 .* only 4 CPU devices are available"
@@ -241,6 +244,7 @@ def test_missing_devices_of_the_record_are_named(monkeypatch):
         resumed_layout({"devices": 2}, {})
 
 
+@pytest.mark.needs_cpu
 def test_other_devices_are_reported(half, whole, capsys):
     facts = tiny.read(half)
     gpu = {"backend": "gpu", "devices": [{"platform": "gpu", "kind": "NVIDIA H100"}]}

@@ -126,6 +126,7 @@ def test_record_is_complete(run):
     assert placement == {name: {f"{jax.default_backend()}:0": num_bytes} for name, num_bytes in expected.items()}
 
 
+@pytest.mark.several_devices
 def test_fingerprint_does_not_depend_on_how_a_run_is_computed(run):
     layout = make_layout(strategy="data", devices=4)
     fingerprint = programs_of(run.experiment, tiny.splits(), resident=False, layout=layout).fingerprint()
@@ -149,6 +150,7 @@ def test_open_run_without_the_experiment(run):
             use()
 
 
+@pytest.mark.several_devices
 def test_open_run_with_the_experiment_shards_and_writes_nothing(run):
     shards: list[Any] = []
 

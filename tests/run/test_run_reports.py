@@ -269,6 +269,7 @@ def test_convolution_hint_gives_the_measured_cost(monkeypatch):
     assert hint(SLOW) == "" == hint(SLOW, 0, convolution="channels_last")
 
 
+@pytest.mark.needs_cpu
 def test_slow_implementations_are_a_hint_to_install_the_native_ones(monkeypatch):
     monkeypatch.delenv("JAXNN_NATIVE", raising=False)
     monkeypatch.setitem(sys.modules, "jaxnn_onednn", None)

@@ -63,6 +63,7 @@ POINTS = jn.search.zip(
 )
 
 
+@pytest.mark.several_devices
 def test_members_equal_their_solo_runs():
     # On two devices a full chunk of four lanes and one of which three lanes are unused.
     sweep = jn.sweep(network(), POINTS, record=False, vmap_size=2, devices=2, **HOW)
@@ -121,6 +122,7 @@ def load(config: Scaled) -> Any:
     raise FileNotFoundError("the data")
 
 
+@pytest.mark.several_devices
 def test_members_predict_together_without_the_data(sweep, monkeypatch):
     assert [member.status for member in sweep.members] == ["finished", "finished", "diverged"] * 2
     opened, inputs = jn.open_sweep(sweep.dir, scaled(data=load)), tiny.points(7)[0]
@@ -140,6 +142,7 @@ def test_members_predict_together_without_the_data(sweep, monkeypatch):
         opened.predict(inputs, devices=5)
 
 
+@pytest.mark.several_devices
 def test_members_are_evaluated_as_in_training(sweep):
     found = jn.open_sweep(sweep.dir, scaled()).evaluate(devices=2)
     for name, values in found.items():

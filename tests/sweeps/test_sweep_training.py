@@ -273,6 +273,7 @@ def test_resumed_sweep_keeps_its_devices_and_reports_changes(tmp_path, capsys):
     assert len(facts["groups"][0]["changed"]) == 1 and {name: facts["options"][name] for name in layout} == layout
 
 
+@pytest.mark.several_devices
 def test_resumed_sweep_may_change_its_vmap_size_and_sweep_infinity(finished, tmp_path):
     points, path = jn.grid(learning_rate=[*RATES[:3], float("inf")]), tmp_path / "sweep"
     jn.sweep(LONG, points, run_dir=path, **interrupted(2))
@@ -334,6 +335,7 @@ WRONG: list[tuple[jn.Experiment[Any], Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("experiment", "points", "options", "words"), WRONG)
+@pytest.mark.several_devices
 def test_sweep_that_cannot_train_prints_and_writes_nothing(experiment, points, options, words, tmp_path, capsys):
     with pytest.raises(jn.JaxnnError, match=words):
         jn.sweep(experiment, points, run_dir=tmp_path / "sweep", **{"progress": "plain", **options})
@@ -393,6 +395,7 @@ def test_seconds_are_the_elapsed_time_and_parts_add_up(capsys):
     assert sum(run.summary.seconds.values()) <= time.perf_counter() - started
 
 
+@pytest.mark.several_devices
 def test_report_shows_how_many_devices_are_used(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for options, num_devices in (({"mesh": "members=2"}, 2), ({"devices": "all"}, 3)):

@@ -59,6 +59,7 @@ TASKS = {
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * ("made" in name)) for name in TASKS])
+@pytest.mark.several_devices
 def test_the_check_of_what_a_task_does_wrong_fails(name):
     task, check = TASKS[name]
     with pytest.raises(ConformanceError, match=f"check_task: 1 of 1 checks failed.\n{check}: "):
@@ -114,12 +115,14 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.several_devices
 def test_the_check_of_what_a_layer_does_wrong_fails(name):
     layer, check = LAYERS[name]
     with pytest.raises(ConformanceError, match=f"check_layer: 1 of 1 checks failed.\n{check}: "):
         check_layer(layer, BATCH.inputs, KERNEL, checks=(check,))
 
 
+@pytest.mark.several_devices
 def test_right_layers_pass_every_check():
     every = dict.fromkeys(jn.testing.LAYER_CHECKS, "passed")
     assert check_layer(lambda params, x: jnp.tanh(x @ params["kernel"]), BATCH.inputs, KERNEL) == every
@@ -153,6 +156,7 @@ def right_gradient(x: jax.Array) -> jax.Array:
 right_gradient.defvjp(lambda x: (jnp.sin(x), x), lambda x, gradient: (jnp.cos(x) * gradient,))
 
 
+@pytest.mark.several_devices
 def test_layers_without_forward_mode_with_odd_batches_and_integer_outputs_pass():
     def layer(params, x):
         outputs = right_gradient(x @ params["kernel"])

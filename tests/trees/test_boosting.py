@@ -507,6 +507,7 @@ ERRORS: dict[type[jn.JaxnnError], dict[str, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize(("error", "words"), [(error, words) for error, rows in ERRORS.items() for words in rows])
+@pytest.mark.several_devices
 def test_settings_and_data_that_cannot_be_used_are_refused(error, words):
     with pytest.raises(error, match=re.escape(words)):
         ERRORS[error][words]()
