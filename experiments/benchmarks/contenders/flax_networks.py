@@ -74,27 +74,36 @@ class FastText(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block, 4 heads."""
+    """A pre-norm transformer block."""
+
+    heads: int
 
     @nn.compact
     def __call__(self, x):
         batch, time, width = x.shape
-        qkv = nn.Dense(3 * width)(nn.LayerNorm()(x)).reshape(batch, time, 3, 4, width // 4)
+        qkv = nn.Dense(3 * width)(nn.LayerNorm()(x)).reshape(batch, time, 3, self.heads, width // self.heads)
         attended = jax.nn.dot_product_attention(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], is_causal=True)
         x = x + nn.Dense(width)(attended.reshape(batch, time, width))
         h = nn.gelu(nn.Dense(4 * width)(nn.LayerNorm()(x)))
         return x + nn.Dense(width)(h)
 
 
-class CharGPT(nn.Module):
-    """GPT of characters: 4 layers, 128 wide, 65 characters, 64 of context."""
+class GPT(nn.Module):
+    """GPT, by default of characters."""
+
+    vocabulary: int = 65
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    length: int = 64
 
     @nn.compact
     def __call__(self, ids, train: bool = False):
-        x = nn.Embed(65, 128)(ids) + nn.Embed(64, 128)(jnp.arange(64))[None]
-        for index in range(4):
-            x = Block(name=f"Block_{index}")(x)
-        return nn.Dense(65)(nn.LayerNorm()(x))
+        positions = nn.Embed(self.length, self.width, name="Embed_1")(jnp.arange(self.length))
+        x = nn.Embed(self.vocabulary, self.width, name="Embed_0")(ids) + positions[None]
+        for index in range(self.layers):
+            x = Block(self.heads, name=f"Block_{index}")(x)
+        return nn.Dense(self.vocabulary)(nn.LayerNorm()(x))
 
 
 class ResNetBlock(nn.Module):
@@ -136,7 +145,8 @@ def network(name: str, dropout: bool) -> nn.Module:
         "cifar10_cnn": partial(Cifar10CNN, dropout),
         "imdb_lstm": ImdbLSTM,
         "fasttext": FastText,
-        "char_gpt": CharGPT,
+        "char_gpt": GPT,
+        "gpt2_124m": partial(GPT, 50_257, 12, 768, 12, 1024),
         "resnet20": ResNet20,
     }
     return makers[name]()

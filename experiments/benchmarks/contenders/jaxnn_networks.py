@@ -51,6 +51,7 @@ def network(name: str, dropout: bool) -> linen.Module:
         "imdb_lstm": partial(models.RecurrentClassifier, 2, vocabulary_size=20_000),
         "fasttext": partial(models.FastText, 2, vocabulary_size=20_000, features=50),
         "char_gpt": partial(models.GPT, 65),
+        "gpt2_124m": partial(models.GPT, 50_257, num_layers=12, features=768, num_heads=12, max_length=1024),
         "resnet20": partial(models.ResNet, 10),
     }
     return makers[name]()

@@ -57,6 +57,12 @@ def characters(generator: np.random.Generator, num_examples: int) -> tuple[np.nd
     return walk[:, :-1].copy(), walk[:, 1:].copy()
 
 
+def tokens(generator: np.random.Generator, num_examples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random tokens of GPT-2's vocabulary."""
+    text = generator.integers(50_257, size=(num_examples, 1025), dtype=np.int32)
+    return text[:, :-1].copy(), text[:, 1:].copy()
+
+
 SETTINGS = {
     "mnist_mlp": Setting(128, 256, 768, images(784)),
     "mnist_cnn": Setting(128, 64, 32, images(28, 28, 1)),
@@ -65,6 +71,7 @@ SETTINGS = {
     "fasttext": Setting(32, 256, 1024, texts(400)),
     "char_gpt": Setting(12, 512, 64, characters),
     "resnet20": Setting(128, 64, 16, images(32, 32, 3)),
+    "gpt2_124m": Setting(16, 4, 4, tokens),  # on GPUs
 }
 
 

@@ -31,34 +31,37 @@ class LastOutput(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block of 128 features and 4 heads."""
+    """A pre-norm transformer block."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.LayerNorm_0, self.LayerNorm_1 = nn.LayerNorm(128, eps=1e-6), nn.LayerNorm(128, eps=1e-6)
-        self.Dense_0, self.Dense_1 = nn.Linear(128, 384), nn.Linear(128, 128)
-        self.Dense_2, self.Dense_3 = nn.Linear(128, 512), nn.Linear(512, 128)
+        self.heads = heads
+        self.LayerNorm_0, self.LayerNorm_1 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
+        self.Dense_0, self.Dense_1 = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.Dense_2, self.Dense_3 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, time, _ = x.shape
-        heads = self.Dense_0(self.LayerNorm_0(x)).view(batch, time, 3, 4, 32)
+        batch, time, width = x.shape
+        heads = self.Dense_0(self.LayerNorm_0(x)).view(batch, time, 3, self.heads, width // self.heads)
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.Dense_1(attended.transpose(1, 2).reshape(batch, time, 128))
+        x = x + self.Dense_1(attended.transpose(1, 2).reshape(batch, time, width))
         return x + self.Dense_3(F.gelu(self.Dense_2(self.LayerNorm_1(x)), approximate="tanh"))
 
 
-class CharGPT(nn.Module):
-    """Token and position embeddings, four blocks, a head."""
+class GPT(nn.Module):
+    """Token and position embeddings, blocks, a head; by default of characters."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, vocabulary: int = 65, layers: int = 4, width: int = 128, heads: int = 4, length: int = 64
+    ) -> None:
         super().__init__()
-        self.Embed_0, self.Embed_1 = nn.Embedding(65, 128), nn.Embedding(64, 128)
-        for index in range(4):
-            self.add_module(f"Block_{index}", Block())
-        self.blocks = [self.get_submodule(f"Block_{index}") for index in range(4)]
-        self.LayerNorm_0, self.Dense_0 = nn.LayerNorm(128, eps=1e-6), nn.Linear(128, 65)
-        self.register_buffer("positions", torch.arange(64), persistent=False)
+        self.Embed_0, self.Embed_1 = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        for index in range(layers):
+            self.add_module(f"Block_{index}", Block(width, heads))
+        self.blocks = [self.get_submodule(f"Block_{index}") for index in range(layers)]
+        self.LayerNorm_0, self.Dense_0 = nn.LayerNorm(width, eps=1e-6), nn.Linear(width, vocabulary)
+        self.register_buffer("positions", torch.arange(length), persistent=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.Embed_0(ids) + self.Embed_1(self.positions)
@@ -180,7 +183,8 @@ def build(network: str, weights: Mapping[str, np.ndarray], *, dropout: bool) -> 
         "cifar10_cnn": lambda: cifar10_cnn(dropout),
         "imdb_lstm": LastOutput,
         "fasttext": fasttext,
-        "char_gpt": CharGPT,
+        "char_gpt": GPT,
+        "gpt2_124m": lambda: GPT(50_257, 12, 768, 12, 1024),
         "resnet20": ResNet20,
     }
     model = makers[network]()

@@ -25,6 +25,7 @@ import problem
 MODULES = {
     "torch": "torch_contender",
     "torch_compile": "torch_contender",
+    "torch_graphs": "torch_contender",
     "keras_torch": "keras_contender",
     "keras_jax": "keras_contender",
     "jaxnn": "jax_contender",
