@@ -24,7 +24,7 @@ demo: $(INSTALLED)  ## train a small network on handwritten digits, in seconds
 benchmark: $(VENV)/.benchmark $(PEERS)/.installed  ## time training against PyTorch, Keras and plain JAX
 	@$(BIN)/python experiments/benchmarks/peers.py --torch-python $(PEERS)/bin/python $(ARGS)
 
-gpu-day: $(INSTALLED)  ## check and measure everything on this machine's GPU, in ten minutes
+gpu-day: $(INSTALLED)  ## check and measure everything on this machine's GPU, in eight minutes
 	@$(BIN)/python experiments/benchmarks/gpu_day.py $(ARGS)
 
 onednn: $(INSTALLED)  ## build and install native kernels, faster on CPUs: needs a C++ compiler

@@ -26,13 +26,13 @@ def fails(
     return " ".join(said.err.split())
 
 
-def python(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs Python in a separate process, from the repository."""
+def python(*words: object, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a separate process, from the repository, for at most ``timeout`` seconds."""
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = warm.start(words, variables, ROOT, (out.fileno(), err.fileno()))
         try:
-            status = process.wait(120)
+            status = process.wait(timeout)
         finally:
             process.kill()
         out.seek(0)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -19,6 +20,7 @@ from articles.studies import activations, boosting_devices, convolution, inferen
 from articles.studies.scaling import PictureSettings, picture_cnn
 from articles.studies.study_scaling import make_study
 from articles.studies.study_training import network, training_call, training_cases
+from benchmarks import gpu_day
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -100,6 +102,7 @@ def test_a_failing_case_has_a_reason_and_the_others_are_measured():
         (0.002, "cpu", 0.0, [1]),
     ],
 )
+@pytest.mark.several_devices
 def test_sizes_grow_on_an_accelerator_until_a_call_is_long_or_takes_much_memory(until, kind, share, sizes):
     memory = available_bytes(jax.devices()[0])
 
@@ -114,6 +117,7 @@ def test_sizes_grow_on_an_accelerator_until_a_call_is_long_or_takes_much_memory(
 
 
 @pytest.mark.parametrize(("kind", "order"), [("cpu", "cw+(cw)+"), ("gpu", "cw(cw)+(c{3,}w){2}")])
+@pytest.mark.several_devices
 def test_queued_calls_are_waited_for_together_on_an_accelerator(kind, order):
     events: list[str] = []
     result = Mock(block_until_ready=lambda: events.append("w"))
@@ -247,43 +251,98 @@ def test_the_bench_command(tmp_path, capsys):
             load_study(name, STUDIES)
 
 
-SCRIPT = "experiments/benchmarks/gpu_day.py"
+SCRIPT, H200 = "experiments/benchmarks/gpu_day.py", shell.ROOT / "experiments/results/gpu_h200"
+
+
+def test_parts_of_gpu_day_take_eight_minutes_and_peers_what_they_took_on_an_h200(tmp_path):
+    assert sum(part.seconds for part in gpu_day.PARTS.values()) <= 480
+    contest, peers = json.loads((H200 / "contest.json").read_text())["networks"], gpu_day.PARTS["peers"]
+    starts, rounds = [], 0.0
+    for name, measured in contest.items():
+        rows = measured["rows"].values()
+        starts += [row["start"]["compile_seconds"] for row in rows if row["steps_per_second"]]
+        times = [gpu_day.PEERS[name][0] / min(row["steps_per_second"]) for row in rows if row["steps_per_second"]]
+        rounds += 5 * (sum(times) + 2 * max(times))  # compiled forms that were not measured are as slow as the slowest
+    assert max(starts) < peers.answer_seconds and max(starts) + rounds < peers.seconds
+
+    old = gpu_day.gpu_record.read(H200)
+    assert not gpu_day.gpu_record.report(gpu_day.Day(tmp_path, False, "gpu"), old)
+    assert "| mlp | 1024 | " in (tmp_path / "gpu_day.md").read_text()
+
+
+def test_gpu_day_keeps_finished_cases_when_its_time_is_up_and_names_late_ones(tmp_path):
+    def case(name, code, expected=None):
+        never = Mock(side_effect=AssertionError)
+        command = [sys.executable, "-c", f"import json, time\nfor line in open(0):\n {code}"]
+        return gpu_day.Process([gpu_day.Case({"case": name}, never, 2, "step", expected)], {}, command)
+
+    def run(groups, seconds, answer_seconds, alone):
+        kept, limits = [], gpu_day.Limits(3, answer_seconds, time.monotonic() + seconds)
+        start = lambda process, heard: gpu_day.Worker(process, (), tmp_path / "log", heard)  # noqa: E731
+        try:
+            list(gpu_day.run_groups(groups, start, kept.extend, limits, alone=alone))
+        except gpu_day.Stopped:
+            return kept, True
+        return kept, False
+
+    answer = 'print(json.dumps({"compile_seconds": 1} if "start" in line else {"seconds": %s}), flush=True)'
+    slow, fast, hung = case("slow", answer % 0.5), case("fast", answer % 0.25, (3, 4)), case("hung", "time.sleep(60)")
+    kept, stopped = run([gpu_day.Group([slow], 1), gpu_day.Group([hung])], 2.0, 60, alone=False)
+    assert stopped and [(row.what, row.seconds) for row in kept] == [({"case": "slow"}, (0.5,))]
+    kept, stopped = run([gpu_day.Group([slow, fast, hung], 2, "act")], 60, 1.0, alone=True)
+    assert not stopped and [row.seconds for row in kept] == [(0.5, 0.5), (0.25, 0.25), ()]
+    assert kept[2].missing == "not ready in 1 s" and str(kept[0].rate) == "4 step/s"
+    expected = {"speed over first": 2.0, "expected": "3 to 4", "answer": "less than expected", "then": "act"}
+    assert expected.items() <= kept[1].observed.items()
+    kept, _ = run([gpu_day.Group([case("broken", "raise SystemExit(3)")])], 60, 60, alone=True)
+    assert kept[-1].observed == {"ok": False, "failure": "the process ended with status 3: no message"}
+
+
+def test_gpu_day_writes_the_measurements_by_which_layers_choose(tmp_path):
+    facts = {"operation": "attention", "dtype": "bfloat16", "of": "value and gradients"}
+    times = {("xla", 64): 1e-3, ("cudnn", 64): 2e-3, ("xla", 4096): 1.0}  # of the longest, one alone was measured
+    rows = [Row({"side": name}, (t,), 20, observed=facts | {"size": n})._asdict() for (name, n), t in times.items()]
+    machine = {"label": "GPU, NVIDIA H100", "capability": "9.0", "date": "2026-12-01", "commit": "abc"}
+    path, known = tmp_path / "measured.json", Path(jn.nn.__file__).with_name("measured.json")
+    path.write_text(known.read_text())
+    assert gpu_day.gpu_record.write_measured({"questions": {"rows": rows, "machine": machine}}, path) == 1
+    old, new = json.loads(known.read_text()), json.loads(path.read_text())
+    (added,) = [row for row in new if row not in old]
+    assert len(new) == len(old) + 1 and added.keys() == old[0].keys()
+    assert (added["size"], added["microseconds"], added["device"]) == (64, {"xla": 50, "cudnn": 100}, "NVIDIA H100")
 
 
 @pytest.mark.slow
-def test_gpu_day_records_parts_skips_complete_ones_and_fails_where_there_is_no_gpu(tmp_path):
+def test_gpu_day_runs_all_parts_continues_and_fails_where_there_is_no_gpu(tmp_path):
     options = ("--small", "--device", "cpu", "--out", tmp_path)
-    done = shell.python(SCRIPT, *options, "--parts", "widths,bench")
-    assert done.returncode == 0, done.stderr
-    parts = json.loads((tmp_path / "gpu_day.json").read_text())
-    assert {name: part["complete"] for name, part in parts.items()} == {"widths": True, "bench": True}
-    assert all(row["observed"]["member-steps/s"] > 0 for row in parts["widths"]["rows"])
-    assert parts["widths"]["machine"]["label"].startswith("CPU")
+    done = shell.python(SCRIPT, *options, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((tmp_path / "gpu_day.json").read_text())
+    assert list(record) == list(gpu_day.PARTS) and all(part["complete"] and part["rows"] for part in record.values())
+    assert not [row for part in record.values() for row in part["rows"] if row["observed"].get("ok") is False]
+    assert all(row["seconds"] for name in ("peers", "widths", "plans") for row in record[name]["rows"])
     assert "| mlp | 4 |" in (tmp_path / "gpu_day.md").read_text()
 
-    again = shell.python(SCRIPT, *options, "--parts", "widths")
-    assert again.stdout == "widths: complete, skipped\n"
-    other = shell.python(SCRIPT, "--device", "cpu", "--out", tmp_path, "--parts", "widths")
-    assert other.returncode == 2 and "another device or size" in other.stderr
+    # What lacks a row is measured, and nothing else; results of another commit are kept.
+    lost = record["widths"]["rows"].pop(0)["what"]
+    (tmp_path / "gpu_day.json").write_text(json.dumps(record))
+    assert shell.python(SCRIPT, *options, "--parts", "widths,plans").stdout.count("widths: mlp") == 1
+    record = json.loads((tmp_path / "gpu_day.json").read_text())
+    assert record["widths"]["rows"][-1]["what"] == lost
+    record["plans"]["machine"]["commit"] = "another"
+    (tmp_path / "gpu_day.json").write_text(json.dumps(record))
+    assert shell.python(SCRIPT, *options, "--parts", "plans").returncode == 0
+    again = json.loads((tmp_path / "gpu_day.json").read_text())["plans"]
+    assert [part["rows"] for part in again["earlier"]] == [record["plans"]["rows"]] and again["complete"]
 
-    # Results of another commit are kept aside, and a case that hung comes last.
-    path = tmp_path / "parts" / "widths.json"
-    part = json.loads(path.read_text())
-    hung = part["rows"].pop(0)["what"]
-    path.write_text(json.dumps(part | {"complete": False, "hung": [hung]}))
-    assert shell.python(SCRIPT, *options, "--parts", "widths").returncode == 0
-    assert [row["what"] for row in json.loads(path.read_text())["rows"]][-1] == hung
-    old = json.loads(path.read_text())
-    path.write_text(json.dumps(old | {"machine": old["machine"] | {"commit": "another"}}))
-    assert shell.python(SCRIPT, *options, "--parts", "widths").returncode == 0
-    (kept,) = (tmp_path / "earlier").glob("widths-*.json")
-    assert json.loads(kept.read_text())["rows"] == old["rows"]
-    assert json.loads(path.read_text())["machine"]["commit"] == old["machine"]["commit"]
-
-    done = shell.python(SCRIPT, "--small", "--out", tmp_path / "without", "--parts", "peers")
-    peers = json.loads((tmp_path / "without" / "gpu_day.json").read_text())["peers"]
-    assert done.returncode == 1 and not peers["complete"] and not peers["rows"]
-    assert "device is 'gpu', which JAX cannot open" in peers["stopped"]
+    for wrong, status, message in (
+        (("--device", "cpu", "--out", tmp_path), 2, "another device or size"),
+        (("--out", tmp_path / "without"), 1, "device is 'gpu', which JAX cannot open"),
+        (("--out", tmp_path, "--write-measured", tmp_path / "new.json"), 1, "no sizes at which two"),
+        ((*options, "--parts", "plan"), 2, "no part plan: choose from matrix"),
+    ):
+        done = shell.python(SCRIPT, *wrong)
+        assert done.returncode == status and message in done.stderr and "Traceback" not in done.stderr
 
 
 FAST: dict[str, Any] = {"rounds": 2, "seconds": 0.0}
