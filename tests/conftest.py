@@ -6,7 +6,8 @@ import os
 import pathlib
 import platform
 import shutil
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -106,6 +107,17 @@ def data_dir(real_data: pathlib.Path | None) -> pathlib.Path:
     if real_data is None:
         pytest.skip("no real data sets: set JAXNN_DATA to the folder that holds them")
     return real_data
+
+
+@pytest.fixture
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes JAX report a GPU as its default device, for the choice of implementations."""
+
+    def pretend(capability: str = "9.0") -> None:
+        device = types.SimpleNamespace(platform="gpu", compute_capability=capability)
+        monkeypatch.setattr(jax, "local_devices", lambda backend: [device])
+
+    return pretend
 
 
 CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")

@@ -3,12 +3,15 @@
 `jax.device_put` compiles nothing; `jnp.asarray` compiles a program for each shape.
 """
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen
+from PIL import Image
 
 
 def normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> jax.Array:
@@ -37,6 +40,31 @@ def variables(model: linen.Module, *inputs: Any) -> Any:
 
     with jax.ensure_compile_time_eval():  # callers keep them, also while they trace
         return jax.tree.map_with_path(fill, shapes)
+
+
+def write_images(folder: Path, counts: Mapping[str, int], shape: tuple[int, ...]) -> None:
+    """Writes ``counts`` of each split: images of noise, half of them cats, half dogs, named by their numbers."""
+    numbers = np.random.default_rng(0)
+    for split, count in counts.items():
+        for index in range(count):
+            path = folder / split / ("cats" if index < count // 2 else "dogs") / f"{index:03}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(numbers.integers(0, 256, shape, np.uint8)).save(path)
+
+
+def graded(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    """``(*arrays) -> (outputs, gradients)`` by all arrays, of the sum of the outputs times their `weights`."""
+
+    def run(*arrays: Any) -> tuple[Any, Any]:
+        outputs, pull = jax.vjp(function, *arrays)
+        return outputs, pull(weights(outputs))
+
+    return run
+
+
+def weights(outputs: Any) -> Any:
+    """A factor for each element."""
+    return jax.tree.map(lambda leaf: normal(leaf.size, *leaf.shape, dtype=leaf.dtype), outputs)
 
 
 def assert_near(found: Any, expected: Any, tolerance: float = 1e-5) -> None:

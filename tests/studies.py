@@ -39,16 +39,10 @@ def study(cases: Callable[[Bench], Any] = sum_cases, name: str = "sums") -> Stud
     )
 
 
-def interrupted_at(number: int) -> Callable[[Bench], Iterator[Sequence[Case]]]:
-    """Cases whose group ``number`` raises KeyboardInterrupt."""
-
-    def cases(bench: Bench) -> Iterator[Sequence[Case]]:
-        for count, group in enumerate(sum_cases(bench)):
-            if count == number:
-                raise KeyboardInterrupt
-            yield group
-
-    return cases
+def interrupted(bench: Bench) -> Iterator[Sequence[Case]]:
+    """The first group of `sum_cases`, then a KeyboardInterrupt."""
+    yield next(sum_cases(bench))
+    raise KeyboardInterrupt
 
 
 def measured_rows(study: Study, context: Bench) -> dict[str, Rows]:

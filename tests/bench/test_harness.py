@@ -22,7 +22,6 @@ from articles.studies.study_scaling import make_study
 from articles.studies.study_training import network, training_call, training_cases
 from benchmarks import gpu_day
 from matplotlib.figure import Figure
-from PIL import Image
 
 import jaxnn as jn
 from jaxnn import data
@@ -32,8 +31,8 @@ from jaxnn.models import Bottleneck, MobileNetV2, ResNet
 from jaxnn.nn import unbox
 from jaxnn.observe import available_bytes
 from jaxnn.types import Splits
-from tests import shell, tiny
-from tests.studies import CPU, GPU, Settings, interrupted_at, measured_rows, on_cpu, results_of, study, two_devices
+from tests import draws, shell, tiny
+from tests.studies import CPU, GPU, Settings, interrupted, measured_rows, on_cpu, results_of, study, two_devices
 
 STUDIES = find_studies()
 ACTIVATIONS = STUDIES["activations"]
@@ -126,41 +125,16 @@ def test_queued_calls_are_waited_for_together_on_an_accelerator(kind, order):
     assert re.fullmatch(order, "".join(events)), events
 
 
-# Of each study: what identifies a case apart from its size, the name of the size, and a word of its conclusion.
-CONCLUDING: dict[str, tuple[dict[str, Any], str, str]] = {
-    "matmul": ({"dtype": "float32"}, "size", f"{GPU}: float32 reaches half of its best rate"),
-    "bandwidth": ({"operation": "copy"}, "size", "Memory bandwidth of"),
-    "convolution": ({"form": "vmap"}, "size", f"{GPU}: positions/s relative"),
-    "latency": ({"network": "MLP"}, "batch", "best throughput"),
-    "inference": ({"network": "ResNet-50", "precision": "float32"}, "batch", "% faster"),
-    "cats_vs_dogs": ({"network": "cats_and_dogs"}, "batch_size", "as fast as"),
-}
+def test_nothing_is_concluded_from_the_measured_overhead_of_a_call():
+    """The page of an H200, below, shows the same for times that do not grow with the size."""
 
+    def rows(seconds: float, **more: Any) -> Rows:
+        return Rows([Row({"network": "cats_and_dogs", "batch_size": 32}, (seconds,), 32.0, "images", **more)])
 
-@pytest.mark.parametrize("name", CONCLUDING)
-def test_no_study_concludes_from_the_overhead_of_a_call(name):
-    what, size, word = CONCLUDING[name]
-
-    def rows(*seconds: float, **more: Any) -> Rows:
-        works = [4.0 ** (3 * index) for index in range(len(seconds))]
-        cases = [
-            Row({**what, size: int(work)}, (each,), work, "B", **more)
-            for work, each in zip(works, seconds, strict=True)
-        ]
-        loop = Row({"form": "Python loop", "size": 1}, (1.0,), 1.0, "B")
-        return Rows([*cases, loop] if name == "convolution" else cases)
-
-    def said(gpu: Rows) -> str:
-        return " ".join(STUDIES[name].conclude({CPU: rows(0.01, 0.1), GPU: gpu}))
-
-    hidden = f"{GPU}: mostly the overhead of a call: "
-    if size != "batch_size":  # on an H200, where the overhead was not measured: the time does not grow with the size
-        assert hidden in said(rows(75e-6, 80e-6)) and word not in said(rows(75e-6, 80e-6))
-    short, long = rows(80e-6, overhead=60e-6), rows(80e-6, 2e-3, overhead=60e-6)
-    assert hidden in said(short) and word not in said(short)
-    if size == "batch_size":
-        long = rows(2e-3, overhead=60e-6)
-    assert hidden not in said(long) and word in said(long)
+    for seconds, is_hidden in ((80e-6, True), (2e-3, False)):
+        columns = {CPU: rows(0.1), GPU: rows(seconds, overhead=60e-6)}
+        said = " ".join(STUDIES["cats_vs_dogs"].conclude(columns))
+        assert (f"{GPU}: mostly the overhead of a call: " in said) == is_hidden != ("as fast as" in said)
 
 
 def test_damaged_results_are_errors(tmp_path):
@@ -204,7 +178,7 @@ def test_merge_makes_one_table_with_speedups_of_equal_settings(tmp_path):
 def test_a_page_grows_and_keeps_results_until_new_ones_are_complete(tmp_path):
     before = bench(study(), out=tmp_path, say=SILENT)
     with pytest.raises(KeyboardInterrupt):
-        bench(study(interrupted_at(0)), quick=True, out=tmp_path, say=SILENT)
+        bench(study(interrupted), quick=True, out=tmp_path, say=SILENT)
     assert read_results(tmp_path) == before
     assert bench(study(), quick=True, out=tmp_path, say=SILENT) == read_results(tmp_path) != before
     (mine,) = before["sums"].rows
@@ -238,7 +212,7 @@ def test_the_bench_command(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "sum of 10" in out and str(page / "results.md") in out
     assert {file.name for file in page.iterdir()} == {"results.json", "results.md", "own.png"}
-    own.write_text("from tests.studies import interrupted_at, study\nSTUDY = study(interrupted_at(1))\n")
+    own.write_text("from tests.studies import interrupted, study\nSTUDY = study(interrupted)\n")
     with pytest.raises(SystemExit, match="130"):
         command(["bench", str(own), "--out", str(tmp_path / "part")])
     assert str(tmp_path / "part") in capsys.readouterr().err
@@ -372,12 +346,8 @@ RESNET = ResNet(3, num_blocks=(1,), features=4, block=Bottleneck, stem="imagenet
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A data directory with ten pictures of noise in each split, and no other data sets."""
-    folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
-    for split in ("train", "val"):
-        for number in range(10):
-            file = folder / "cats_vs_dogs" / split / ("cats" if number < 5 else "dogs") / f"{number}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(random.integers(0, 256, (12, 10, 3), np.uint8)).save(file)
+    folder = tmp_path_factory.mktemp("data")
+    draws.write_images(folder / "cats_vs_dogs", {"train": 10, "val": 10}, (12, 10, 3))
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("JAXNN_DATA", str(folder))
         yield folder

@@ -204,7 +204,6 @@ CASES = [
     Case("gpt4", "fsdp", 1, GPT_FSDP, 6.5),
     Case("gpt4", "pmap", 1, {"all-reduce": 4}, 7.4),
     Case("gpt4", "data+model", 1, GPT_MODEL, 4.3),
-    Case("gpt12", "fsdp", 1, GPT_FSDP, 6.5),
     Case("gpt12", "data+model", 1, GPT_MODEL, 4.3),
     # Members never communicate.
     Case("mlp", "one", 8, {}, 4.5),

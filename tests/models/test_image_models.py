@@ -13,117 +13,93 @@ from flax import linen
 from jaxnn.models import CNN, MLP, VAE, MobileNetV2, ResNet, TableMLP, UNet, WideResNet
 from jaxnn.nn import avg_pool, max_pool
 from tests import draws
-from tests.models.test_text_models import dense
+from tests.models.test_text_models import Layers
 
 near = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
 GRAY, IMAGES, TINY = draws.normal(1, 4, 16, 10, 1), draws.normal(1, 2, 17, 12, 3), draws.normal(0, 2, 5, 4, 3)
 TIMES = np.array([0, 30])
-EVALUATED_NORM = linen.BatchNorm(use_running_average=True, epsilon=1e-5)
 
 
-def conv(p: Any, x: jax.Array, strides: int = 1, **options: Any) -> jax.Array:
-    """A convolution of odd size that pads both sides alike, with or without a bias."""
-    *window, _, features = p["kernel"].shape
-    padding = [(size // 2, size // 2) for size in window]
-    layer = linen.Conv(features, window, (strides, strides), padding=padding, use_bias="bias" in p, **options)
-    return layer.apply({"params": p}, x)
+def conv(x: jax.Array, features: int, size: int = 3, strides: int = 1, **options: Any) -> jax.Array:
+    """A convolution of odd size that pads both sides alike."""
+    return linen.Conv(features, (size, size), strides, padding=size // 2, **options)(x)
 
 
-def numbered(variables: Any, name: str) -> Any:
-    """The variables of one layer, of each collection."""
-    return {kind: tree[name] for kind, tree in variables.items() if name in tree}
+def norm(x: jax.Array) -> jax.Array:
+    return linen.BatchNorm(use_running_average=True)(x)
 
 
-def norm(variables: Any, number: int, x: jax.Array) -> jax.Array:
-    return EVALUATED_NORM.apply(numbered(variables, f"BatchNorm_{number}"), x)
+def conv_norm(x: jax.Array, *sizes: int, **options: Any) -> jax.Array:
+    return norm(conv(x, *sizes, use_bias=False, **options))
 
 
-def conv_norm(variables: Any, number: int, x: jax.Array, strides: int = 1, **options: Any) -> jax.Array:
-    return norm(variables, number, conv(variables["params"][f"Conv_{number}"], x, strides, **options))
+def feedforward(blocks: Any, units: tuple[int, ...], x: jax.Array) -> jax.Array:
+    """Blocks of a pooling and the features and padding of each convolution before it; then dense layers."""
+    for pool, *convolutions in blocks:
+        for features, padding in convolutions:
+            x = linen.relu(linen.Conv(features, (3, 3), padding=padding)(x))
+        x = pool(x)
+    x = x.reshape(len(x), -1)
+    for hidden in units[:-1]:
+        x = linen.relu(linen.Dense(hidden)(x))
+    return linen.Dense(units[-1])(x)
 
 
-def flatten(x: jax.Array) -> jax.Array:
-    return x.reshape(len(x), -1)
+def mobilenet(x: jax.Array) -> jax.Array:
+    def block(hidden: int, features: int, strides: int, x: jax.Array) -> jax.Array:
+        y = linen.relu6(conv_norm(x, hidden, 1)) if hidden > 4 else x
+        y = linen.relu6(conv_norm(y, hidden, 3, strides, feature_group_count=hidden))
+        y = conv_norm(y, features, 1)
+        return x + y if x.shape == y.shape else y
+
+    x = linen.relu6(conv_norm(x, 4, 3, 2))
+    for number, sizes in enumerate([(4, 4, 1), (8, 4, 2), (8, 4, 1), (8, 3, 1)]):
+        x = Layers(partial(block, *sizes), name=f"InvertedResidual_{number}")(x)
+    x = linen.relu6(conv_norm(x, 6, 1))
+    return linen.Dense(5)(x.mean(axis=(1, 2)))
 
 
-def pooled(pool: Callable[..., jax.Array], *window: tuple[int, int]) -> Callable[[jax.Array], jax.Array]:
-    return lambda x: pool(x, *window)
-
-
-def in_order(*layers: Any) -> Callable[[Any, jax.Array], jax.Array]:
-    """Layers of Flax one after another, with the parameters of the model's ``Conv_0``, …, ``Dense_0``, …."""
-
-    def reference(variables: Any, x: jax.Array) -> jax.Array:
-        counts = {"Conv": 0, "Dense": 0}
-        for layer in layers:
-            kind = type(layer).__name__
-            if kind in counts:
-                x = layer.apply({"params": variables["params"][f"{kind}_{counts[kind]}"]}, x)
-                counts[kind] += 1
-            else:
-                x = layer(x)
-        return x
-
-    return reference
-
-
-def conv3(features: int, padding: str = "SAME") -> linen.Module:
-    return linen.Conv(features, (3, 3), padding=padding)
-
-
-def mobilenet(variables: Any, x: jax.Array) -> jax.Array:
-    x = linen.relu6(conv_norm(variables, 0, x, 2))
-    for number, (hidden, strides, added) in enumerate([(4, 1, True), (8, 2, False), (8, 1, True), (8, 1, False)]):
-        block, y, first = numbered(variables, f"InvertedResidual_{number}"), x, 0
-        if hidden > 4:
-            y, first = linen.relu6(conv_norm(block, 0, x)), 1
-        y = linen.relu6(conv_norm(block, first, y, strides, feature_group_count=hidden))
-        y = conv_norm(block, first + 1, y)
-        x = x + y if added else y
-    return dense(variables["params"]["Dense_0"], linen.relu6(conv_norm(variables, 1, x)).mean(axis=(1, 2)))
-
-
-def wide(variables: Any, x: jax.Array) -> jax.Array:
+def wide(x: jax.Array) -> jax.Array:
     """One block of 16, 32 and 64 channels, normalized before each convolution."""
-    params = variables["params"]
-    x = conv(params["Conv_0"], x)
-    for number, strides in enumerate((1, 2, 2)):
-        block = numbered(variables, f"WideBlock_{number}")
-        kernels = block["params"]
-        start = linen.relu(norm(block, 0, x))
-        y = linen.relu(norm(block, 1, conv(kernels["Conv_0"], start, strides)))
-        x = conv(kernels["Conv_1"], y) + (conv(kernels["Conv_2"], start, strides) if number else x)
-    return dense(params["Dense_0"], linen.relu(norm(variables, 0, x)).mean(axis=(1, 2)))
+    plain = partial(conv, use_bias=False)
+
+    def block(features: int, strides: int, x: jax.Array) -> jax.Array:
+        start = linen.relu(norm(x))
+        y = linen.relu(norm(plain(start, features, 3, strides)))
+        y = plain(y, features)
+        return y + (x if x.shape == y.shape else plain(start, features, 1, strides))
+
+    x = plain(x, 16)
+    for number, sizes in enumerate([(16, 1), (32, 2), (64, 2)]):
+        x = Layers(partial(block, *sizes), name=f"WideBlock_{number}")(x)
+    return linen.Dense(5)(linen.relu(norm(x)).mean(axis=(1, 2)))
 
 
-def unet(normalize: linen.Module, variables: Any, x: jax.Array) -> jax.Array:
-    """A U-Net of two levels of 4 and 8 channels, by layers in the order of their numbers."""
-    params = variables["params"]["model"]
+def unet(normalize: Callable[[], linen.Module], x: jax.Array) -> jax.Array:
+    """A U-Net of two levels of 4 and 8 channels."""
 
-    def normed(p: Any, x: jax.Array) -> jax.Array:
-        return linen.silu(normalize.apply({"params": p}, x))
+    def normed(x: jax.Array) -> jax.Array:
+        return linen.silu(normalize()(x))
 
-    def block(number: int, x: jax.Array) -> jax.Array:
-        p = params[f"UNetBlock_{number}"]
-        first, second = (name for name in sorted(p) if "Norm" in name)
-        y = conv(p["Conv_0"], normed(p[first], x)) + dense(p["Dense_0"], linen.silu(embedded))[:, None, None]
-        y = conv(p["Conv_1"], normed(p[second], y))
-        return y + (conv(p["Conv_2"], x) if "Conv_2" in p else x)
+    def block(number: int, features: int, *parts: jax.Array) -> jax.Array:
+        def layers(x: jax.Array) -> jax.Array:
+            y = conv(normed(x), features) + linen.Dense(features)(linen.silu(embedded))[:, None, None]
+            y = conv(normed(y), features)
+            return y + (x if x.shape == y.shape else conv(x, features, 1))
+
+        return Layers(layers, name=f"UNetBlock_{number}")(jnp.concatenate(parts, -1))
 
     angles = TIMES[:, None] * jnp.array([[1.0, 0.01]])  # 10,000 ** -(0, 1/2)
-    embedded = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
-    embedded = dense(params["Dense_1"], linen.silu(dense(params["Dense_0"], embedded)))
-    stem = conv(params["Conv_0"], x)
-    top = block(0, stem)
-    halved = linen.Conv(8, (3, 3), 2)  # padded at the end alone where a side is even
-    down = halved.apply({"params": params["Conv_1"]}, top)
-    low = block(1, down)
-    x = block(3, block(2, low))
-    x = block(5, jnp.concatenate([block(4, jnp.concatenate([x, low], -1)), down], -1))
-    x = conv(params["Conv_2"], jax.image.resize(x, (2, 6, 4, 8), "nearest")[:, :5])  # 5 -> 3 -> 6, cut to 5
-    x = block(7, jnp.concatenate([block(6, jnp.concatenate([x, top], -1)), stem], -1))
-    (last,) = (name for name in params if "Norm" in name)
-    return conv(params["Conv_3"], normed(params[last], x))
+    embedded = linen.Dense(16)(jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1))
+    embedded = linen.Dense(16)(linen.silu(embedded))
+    stem = conv(x, 4)
+    top = block(0, 4, stem)
+    down = linen.Conv(8, (3, 3), 2)(top)  # padded at the end alone where a side is even
+    low = block(1, 8, down)
+    x = block(3, 8, block(2, 8, low))
+    x = block(5, 8, block(4, 8, x, low), down)
+    x = conv(jax.image.resize(x, (2, 6, 4, 8), "nearest")[:, :5], 8)  # 5 -> 3 -> 6, cut to 5
+    return conv(normed(block(7, 4, block(6, 4, x, top), stem)), 2)
 
 
 class WithTime(linen.Module):
@@ -145,43 +121,48 @@ def table(variables: Any, inputs: Any) -> jax.Array:
     params, parts = variables["params"], []
     for column in range(3):  # each number's own periodic features and layer
         angles = 2 * np.pi * inputs["numbers"][:, column, None] * params["frequencies"][column][None]
-        own = {name: leaf[column] for name, leaf in params["Einsum_0"].items()}
-        parts.append(linen.relu(dense(own, jnp.hstack([jnp.sin(angles), jnp.cos(angles)]))))
+        own = {"params": {name: leaf[column] for name, leaf in params["Einsum_0"].items()}}
+        parts.append(linen.relu(linen.Dense(5).apply(own, jnp.hstack([jnp.sin(angles), jnp.cos(angles)]))))
     parts += [params["Embed_0"]["embedding"][first + inputs["categories"][:, i]] for i, first in enumerate((0, 4))]
-    return dense(params["MLP_0"]["Dense_0"], jnp.hstack(parts))
+    return linen.Dense(3).apply({"params": params["MLP_0"]["Dense_0"]}, jnp.hstack(parts))
 
 
-RELU, HALVED = linen.relu, pooled(linen.max_pool, (2, 2), (2, 2))
+def unet_of(normalize: Callable[[], linen.Module]) -> Callable[..., Any]:
+    return Layers(lambda x: Layers(partial(unet, normalize), name="model")(x)).apply
+
+
+def pooled(pool: Callable[..., jax.Array], *window: tuple[int, int]) -> Callable[[jax.Array], jax.Array]:
+    return lambda x: pool(x, *window)
+
+
+HALVED = pooled(linen.max_pool, (2, 2), (2, 2))
 OVERLAPPING = {"pool": (3, 2), "pool_strides": (2, 1), "pooling": (max_pool, avg_pool), "padding": ("VALID", "SAME")}
+# 14x8 pooled by 3x2 in steps of 2 and 1 is 6x7, then of 4x5 it is 1x4.
+OVERLAPPED = [
+    (pooled(pool, (3, 2), (2, 1)), (features, "VALID"), (6, "SAME"))
+    for pool, features in ((linen.max_pool, 4), (linen.avg_pool, 6))
+]
 # Without the first convolution; halved, added in its second block; another number of channels.
 STAGES = ((1, 4, 1, 1), (2, 4, 2, 2), (2, 3, 1, 1))
 TINY_UNET = UNet(2, features=4, multipliers=(1, 2), num_groups=2)
 PERIODIC: dict[str, Any] = {"embedding_features": 5, "frequencies": 2, "frequency_scale": 1.0}
 # A model, its inputs, and its outputs by layers of Flax.
 CASES: dict[str, tuple[linen.Module, Any, Callable[[Any, Any], jax.Array]]] = {
-    "MLP": (MLP((3, 9)), GRAY, in_order(flatten, linen.Dense(3), RELU, linen.Dense(9))),
+    "MLP": (MLP((3, 9)), GRAY, Layers(partial(feedforward, (), (3, 9))).apply),
     "CNN": (
         CNN(5, blocks=((4,), (6, 6)), dense=(8,)),
         GRAY,
-        in_order(
-            *(conv3(4), RELU, HALVED, conv3(6), RELU, conv3(6), RELU, HALVED),
-            *(flatten, linen.Dense(8), RELU, linen.Dense(5)),
-        ),
+        Layers(partial(feedforward, [(HALVED, (4, "SAME")), (HALVED, *[(6, "SAME")] * 2)], (8, 5))).apply,
     ),
-    # 14x8 pooled by 3x2 in steps of 2 and 1 is 6x7, then of 4x5 it is 1x4.
     "CNN, one kind of pooling per block, one padding per convolution": (
         CNN(5, blocks=((4, 6), (6, 6)), dense=(), **OVERLAPPING),
         GRAY,
-        in_order(
-            *(conv3(4, "VALID"), RELU, conv3(6), RELU, pooled(linen.max_pool, (3, 2), (2, 1))),
-            *(conv3(6, "VALID"), RELU, conv3(6), RELU, pooled(linen.avg_pool, (3, 2), (2, 1))),
-            *(flatten, linen.Dense(5)),
-        ),
+        Layers(partial(feedforward, OVERLAPPED, (5,))).apply,
     ),
-    "MobileNetV2": (MobileNetV2(5, stages=STAGES, features=4, last_features=6), IMAGES, mobilenet),
-    "WideResNet": (WideResNet(5, depth=10, width=1), IMAGES, wide),
-    "UNet": (WithTime(TINY_UNET), TINY, partial(unet, linen.GroupNorm(2))),
-    "UNet of layer norms": (WithTime(TINY_UNET.clone(num_groups=None)), TINY, partial(unet, linen.LayerNorm())),
+    "MobileNetV2": (MobileNetV2(5, stages=STAGES, features=4, last_features=6), IMAGES, Layers(mobilenet).apply),
+    "WideResNet": (WideResNet(5, depth=10, width=1), IMAGES, Layers(wide).apply),
+    "UNet": (WithTime(TINY_UNET), TINY, unet_of(partial(linen.GroupNorm, 2))),
+    "UNet of layer norms": (WithTime(TINY_UNET.clone(num_groups=None)), TINY, unet_of(linen.LayerNorm)),
     "TableMLP": (TableMLP((3,), num_categories=(4, 2), **PERIODIC), TABLE, table),
 }
 

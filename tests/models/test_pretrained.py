@@ -1,99 +1,46 @@
-"""Weights of PyTorch by name: logits by PyTorch's definitions of its layers."""
+"""Weights of PyTorch by name: logits by layers of Flax, whose parameters have the names and axes of PyTorch."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 
 from jaxnn.models import GPT, Bottleneck, ResNet, ViT, from_torch
 from tests import draws
 
-type Layer = Callable[[str, jax.Array], jax.Array]  # of a name and its input
-type Weights = dict[str, Any]  # by the names of a PyTorch state dict
-type Shapes = Iterable[tuple[str, tuple[int, ...]]]
 
+class TorchResNet(linen.Module):
+    """torchvision's."""
 
-def layer_norm(x: jax.Array, scale: Any, bias: Any, epsilon: float = 1e-6) -> jax.Array:
-    centred = x - x.mean(-1, keepdims=True)
-    unit = centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon)
-    return unit * scale[None, None] + bias[None, None]
+    model: ResNet
 
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        def conv(names: tuple[str, str], x: jax.Array, features: int, size: int, strides: int = 1) -> jax.Array:
+            layer = linen.Conv(features, (size, size), strides, padding=size // 2, use_bias=False, name=f"{names[0]}.")
+            return linen.BatchNorm(use_running_average=True, name=f"{names[1]}.")(layer(x))
 
-def transformer_block(
-    x: jax.Array, names: Any, norm: Layer, dense: Layer, heads: int, *, causal: bool = False, approximate: bool = False
-) -> jax.Array:
-    """A pre-norm block of ``[batch, time, features]`` with layers of six ``names``; GELU may be ``approximate``."""
-    norm_1, projection, output, norm_2, first, last = names
-    parts = jnp.split(dense(projection, norm(norm_1, x)), 3, axis=-1)
-    query, key, value = (part.reshape(*x.shape[:2], heads, -1) for part in parts)
-    attended = jax.nn.dot_product_attention(query, key, value, is_causal=causal)
-    x = x + dense(output, attended.reshape(x.shape))
-    return x + dense(last, jax.nn.gelu(dense(first, norm(norm_2, x)), approximate=approximate))
-
-
-def with_bias(shapes: Shapes) -> Shapes:
-    """Adds the bias of each weight, as long as its first axis."""
-    for name, shape in shapes:
-        yield f"{name}weight", shape
-        yield f"{name}bias", shape[:1]
-
-
-def resnet_shapes(model: ResNet) -> Shapes:
-    """Shapes by torchvision's names."""
-    deep, size = model.block is Bottleneck, 7 if model.stem == "imagenet" else 3
-    layers = [("conv1", "bn1", (model.features, 3, size, size))]
-    inputs = model.features
-    for stage, count in enumerate(model.num_blocks):
-        width = model.features * 2**stage
-        outputs = 4 * width if deep else width
-        for index in range(count):
-            block = f"layer{stage + 1}.{index}."
-            basic = [(width, inputs, 3, 3), (width, width, 3, 3)]
-            bottleneck = [(width, inputs, 1, 1), (width, width, 3, 3), (outputs, width, 1, 1)]
-            for number, shape in enumerate(bottleneck if deep else basic, 1):
-                layers.append((f"{block}conv{number}", f"{block}bn{number}", shape))
-            if inputs != outputs and model.project:
-                layers.append((f"{block}downsample.0", f"{block}downsample.1", (outputs, inputs, 1, 1)))
-            inputs = outputs
-    yield from with_bias([("fc.", (model.num_classes, inputs))])
-    for conv, norm, shape in layers:
-        yield f"{conv}.weight", shape
-        yield f"{norm}.num_batches_tracked", ()
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            yield f"{norm}.{name}", shape[:1]
-
-
-def resnet(w: Weights, model: ResNet, images: jax.Array) -> jax.Array:
-    def conv(name: str, norm: str, x: jax.Array, stride: int = 1) -> jax.Array:
-        kernel = w[f"{name}.weight"]
-        x = jax.lax.conv_general_dilated(x, kernel, (stride, stride), [(kernel.shape[-1] // 2,) * 2] * 2)
-        weight, bias, mean, variance = (
-            w[f"{norm}.{part}"][None, :, None, None] for part in ("weight", "bias", "running_mean", "running_var")
-        )
-        return (x - mean) / jnp.sqrt(variance + 1e-5) * weight + bias
-
-    x = images.transpose(0, 3, 1, 2)
-    x = jax.nn.relu(conv("conv1", "bn1", x, 2 if model.stem == "imagenet" else 1))
-    if model.stem == "imagenet":
-        padding = [(0, 0), (0, 0), (1, 1), (1, 1)]
-        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 1, 3, 3), (1, 1, 2, 2), padding)
-    last, strided = (3, 2) if model.block is Bottleneck else (2, 1)
-    for stage, count in enumerate(model.num_blocks, 1):
-        for index in range(count):
-            block, stride, y = f"layer{stage}.{index}.", 2 if stage > 1 and index == 0 else 1, x
-            for number in range(1, last + 1):
-                y = conv(f"{block}conv{number}", f"{block}bn{number}", y, stride if number == strided else 1)
-                y = y if number == last else jax.nn.relu(y)
-            if f"{block}downsample.0.weight" in w:
-                x = conv(f"{block}downsample.0", f"{block}downsample.1", x, stride)
-            else:
-                channels = y.shape[1] - x.shape[1]
-                x = jnp.pad(x[:, :, ::stride, ::stride], [(0, 0), (0, channels), (0, 0), (0, 0)])
-            x = jax.nn.relu(x + y)
-    return x.mean((2, 3)) @ w["fc.weight"].T + w["fc.bias"][None]
+        deep, imagenet = self.model.block is Bottleneck, self.model.stem == "imagenet"
+        x = linen.relu(conv(("conv1", "bn1"), x, self.model.features, 7 if imagenet else 3, 2 if imagenet else 1))
+        if imagenet:
+            x = linen.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+        for stage, count in enumerate(self.model.num_blocks):
+            width = self.model.features * 2**stage
+            for index in range(count):
+                block, strides, y = f"layer{stage + 1}.{index}.", 2 if stage and not index else 1, x
+                sizes = [(width, 1, 1), (width, 3, strides), (4 * width, 1, 1)]
+                for number, size in enumerate(sizes if deep else [(width, 3, strides), (width, 3, 1)], 1):
+                    y = conv((f"{block}conv{number}", f"{block}bn{number}"), linen.relu(y), *size)
+                if x.shape != y.shape and self.model.project:
+                    x = conv((f"{block}downsample.0", f"{block}downsample.1"), x, y.shape[-1], 1, strides)
+                else:
+                    x = jnp.pad(x[:, ::strides, ::strides], [(0, 0)] * 3 + [(0, y.shape[-1] - x.shape[-1])])
+                x = linen.relu(x + y)
+        return linen.Dense(self.model.num_classes, name="fc.")(x.mean((1, 2)))
 
 
 # Names of a ViT's arrays outside of blocks, of a block, and in a block: in torchvision, its older files, and timm.
@@ -108,106 +55,116 @@ TIMM = (
 )
 
 
-def vit_shapes(model: ViT, names: Any = TORCHVISION) -> Shapes:
-    """Shapes by ``names``, for six patches."""
-    (token, positions, *layers), stem, block = names
-    n, has_token = model.features, model.pooling == "class_token"
-    yield positions, (1, 6 + has_token, n)
-    if has_token:
-        yield token, (1, 1, n)
-    yield from with_bias(zip(layers, [(n, 3, model.patch_size, model.patch_size), (n,), (5, n)], strict=True))
-    shapes = [(n,), (3 * n, n), (n, n), (n,), (4 * n, n), (n, 4 * n)]
-    for number in range(model.num_layers):
-        yield from with_bias((stem.format(number) + name, shape) for name, shape in zip(block, shapes, strict=True))
+def pre_norm_block(x: jax.Array, names: Any, heads: int, epsilon: float, **options: Any) -> jax.Array:
+    """A transformer's, of six layers; attention is causal and GELU approximate where ``options`` say so."""
+    norm_1, projection, output, norm_2, first, last = names
+    normed = linen.LayerNorm(epsilon, name=norm_1)(x)
+    parts = jnp.split(linen.Dense(3 * x.shape[-1], name=projection)(normed), 3, axis=-1)
+    query, key, value = (part.reshape(*x.shape[:2], heads, -1) for part in parts)
+    attended = jax.nn.dot_product_attention(query, key, value, is_causal=options.get("causal", False))
+    x = x + linen.Dense(x.shape[-1], name=output)(attended.reshape(x.shape))
+    hidden = linen.Dense(4 * x.shape[-1], name=first)(linen.LayerNorm(epsilon, name=norm_2)(x))
+    return x + linen.Dense(x.shape[-1], name=last)(jax.nn.gelu(hidden, options.get("approximate", False)))
 
 
-def vit(w: Weights, model: ViT, images: jax.Array) -> jax.Array:
-    def norm(name: str, x: jax.Array) -> jax.Array:
-        return layer_norm(x, w[f"{name}weight"], w[f"{name}bias"])
+class TorchViT(linen.Module):
+    """torchvision's."""
 
-    def dense(name: str, x: jax.Array) -> jax.Array:
-        return jnp.inner(x, w[f"{name}weight"]) + jnp.expand_dims(w[f"{name}bias"], range(x.ndim - 1))
+    model: ViT
 
-    token, positions, patches, last, head = OUTER
-    size = (model.patch_size, model.patch_size)
-    x = jax.lax.conv_general_dilated(images.transpose(0, 3, 1, 2), w[f"{patches}weight"], size, "VALID")
-    x = x.reshape(*x.shape[:2], -1).swapaxes(1, 2) + w[f"{patches}bias"][None, None]
-    if token in w:
-        x = jnp.concatenate([jnp.broadcast_to(w[token], (len(x), 1, model.features)), x], axis=1)
-    x = x + w[positions]
-    for number in range(model.num_layers):
-        names = [TORCHVISION[1].format(number) + name for name in TORCHVISION[2]]
-        x = transformer_block(x, names, norm, dense, model.num_heads)
-    x = norm(last, x)
-    return dense(head, x[:, 0] if token in w else x.mean(1))
-
-
-GPT_LAYERS = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+    @linen.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        token, positions, patches, last, head = OUTER
+        n, size, has_token = self.model.features, (self.model.patch_size,) * 2, self.model.pooling == "class_token"
+        x = linen.Conv(n, size, size, name=patches)(images).reshape(len(images), -1, n)
+        if has_token:
+            given = self.param(token, linen.initializers.zeros, (1, 1, n))
+            x = jnp.concatenate([jnp.broadcast_to(given, (len(x), 1, n)), x], axis=1)
+        x = x + self.param(positions, linen.initializers.zeros, (1, *x.shape[1:]))
+        for number in range(self.model.num_layers):
+            names = [TORCHVISION[1].format(number) + name for name in TORCHVISION[2]]
+            x = pre_norm_block(x, names, self.model.num_heads, 1e-6)
+        x = linen.LayerNorm(1e-6, name=last)(x)
+        return linen.Dense(self.model.num_classes, name=head)(x[:, 0] if has_token else x.mean(1))
 
 
-def gpt2_shapes(model: GPT) -> Shapes:
-    """Shapes by Hugging Face's names; masks and a copy of the embeddings are no weights."""
-    n = model.features
-    yield from {"wte.weight": (model.vocabulary_size, n), "wpe.weight": (model.max_length, n)}.items()
-    yield from {"ln_f.weight": (n,), "ln_f.bias": (n,), "h.0.attn.bias": (1,), "lm_head.weight": (1,)}.items()
-    shapes = [(n,), (n, 3 * n), (n, n), (n,), (n, 4 * n), (4 * n, n)]
-    for index in range(model.num_layers):
-        for name, shape in zip(GPT_LAYERS, shapes, strict=True):
-            yield from {f"h.{index}.{name}.weight": shape, f"h.{index}.{name}.bias": shape[-1:]}.items()
+class TorchGPT(linen.Module):
+    """GPT-2 of Hugging Face."""
+
+    model: GPT
+
+    @linen.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        names = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+        table = linen.Embed(self.model.vocabulary_size, self.model.features, name="wte.")
+        places = linen.Embed(self.model.max_length, self.model.features, name="wpe.")
+        x = table(tokens) + places(jnp.arange(tokens.shape[1])[None])
+        for number in range(self.model.num_layers):
+            layers = [f"h.{number}.{name}." for name in names]
+            x = pre_norm_block(x, layers, self.model.num_heads, 1e-5, causal=True, approximate=True)
+        return table.attend(linen.LayerNorm(1e-5, name="ln_f.")(x))
 
 
-def gpt2(w: Weights, model: GPT, tokens: jax.Array) -> jax.Array:
-    def norm(name: str, x: jax.Array) -> jax.Array:
-        return layer_norm(x, w[f"{name}.weight"], w[f"{name}.bias"], epsilon=1e-5)
-
-    def dense(name: str, x: jax.Array) -> jax.Array:
-        return x @ w[f"{name}.weight"] + w[f"{name}.bias"][None, None]
-
-    x = w["wte.weight"][tokens] + w["wpe.weight"][None, : tokens.shape[1]]
-    for index in range(model.num_layers):
-        names = [f"h.{index}.{name}" for name in GPT_LAYERS]
-        x = transformer_block(x, names, norm, dense, model.num_heads, causal=True, approximate=True)
-    return norm("ln_f", x) @ w["wte.weight"].T
-
-
-def weights_of(shapes: Shapes) -> dict[str, np.ndarray]:
-    """Random weights: vectors are positive, as variances must be."""
-    numbers = np.random.default_rng(0)
-    return {name: numbers.uniform(-1.0 if len(shape) > 1 else 0.2, 1, shape).astype("f4") for name, shape in shapes}
+def weights_of(reference: linen.Module, variables: Any) -> dict[str, np.ndarray]:
+    """As a PyTorch state dict has them: of kernels the outputs come first, but not of GPT-2's."""
+    names = {"kernel": "weight", "scale": "weight", "embedding": "weight", "mean": "running_mean", "var": "running_var"}
+    found = {}
+    for path, leaf in jax.tree.leaves_with_path(variables):
+        *_, layer, name = (key.key for key in path)
+        if name == "kernel" and not isinstance(reference, TorchGPT):
+            leaf = leaf.transpose(3, 2, 0, 1) if leaf.ndim == 4 else leaf.T
+        found[name if layer == "params" else layer + names.get(name, name)] = np.asarray(leaf)
+    # Masks and a copy of the embeddings are no weights, nor are counts of batches.
+    others = {"h.0.attn.bias", "lm_head.weight"} if isinstance(reference, TorchGPT) else set()
+    others |= {name.replace("running_mean", "num_batches_tracked") for name in found if "running_mean" in name}
+    return found | dict.fromkeys(others, np.ones(1))
 
 
 SIZES: dict[str, Any] = {"num_blocks": (1, 2), "features": 4}
 SMALL: dict[str, Any] = {"num_layers": 2, "features": 12, "num_heads": 3}
 RESNET, VIT = ResNet(5, **SIZES), ViT(5, **SMALL)
 GPT2 = GPT(11, **SMALL, max_length=7, tied=True, epsilon=1e-5)
-RESNETS, VITS, GPTS = (resnet_shapes, resnet), (vit_shapes, vit), (gpt2_shapes, gpt2)
 IMAGES, TOKENS = draws.normal(1, 2, 17, 12, 3), draws.integers(1, 11, 2, 6)
 PATCHES = draws.normal(1, 2, 12, 8, 3)
-CASES: dict[str, tuple[Any, tuple[Any, Callable[..., jax.Array]], jax.Array]] = {
-    "ResNet of basic blocks": (RESNET, RESNETS, IMAGES),
-    "ResNet with shortcuts padded with zeros": (ResNet(5, **SIZES, project=False), RESNETS, IMAGES),
-    "ResNet of bottlenecks": (ResNet(5, **SIZES, block=Bottleneck, stem="imagenet"), RESNETS, IMAGES),
-    "ViT": (VIT, VITS, PATCHES),
-    "ViT, the mean of patches, in a scan": (VIT.clone(pooling="mean", scan=True), VITS, PATCHES),
-    "GPT-2": (GPT2, GPTS, TOKENS),
-    "GPT-2 in a scan": (GPT2.clone(scan=True, remat=True), GPTS, TOKENS),
+CASES: dict[str, tuple[linen.Module, Callable[..., linen.Module], jax.Array]] = {
+    "ResNet of basic blocks": (RESNET, TorchResNet, IMAGES),
+    "ResNet with shortcuts padded with zeros": (ResNet(5, **SIZES, project=False), TorchResNet, IMAGES),
+    "ResNet of bottlenecks": (ResNet(5, **SIZES, block=Bottleneck, stem="imagenet"), TorchResNet, IMAGES),
+    "ViT": (VIT, TorchViT, PATCHES),
+    "ViT, the mean of patches, in a scan": (VIT.clone(pooling="mean", scan=True), TorchViT, PATCHES),
+    "GPT-2": (GPT2, TorchGPT, TOKENS),
+    "GPT-2 in a scan": (GPT2.clone(scan=True, remat=True), TorchGPT, TOKENS),
 }
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * ("scan" in name)) for name in CASES])
 def test_logits_are_those_of_layers_as_pytorch_defines_them(name):
-    model, (shapes, reference), inputs = CASES[name]
-    weights = weights_of(shapes(model))
-    params, model_state = from_torch(model, weights)
-    both = jax.jit(lambda variables, w, x: (model.apply(variables, x), reference(w, model, x)))
-    found, expected = jax.device_get(both({"params": params, **model_state}, weights, inputs))
+    model, kind, inputs = CASES[name]
+    variables = draws.variables(kind(model), inputs)
+    params, model_state = from_torch(model, weights_of(kind(model), variables))
+    both = jax.jit(lambda ours, theirs, x: (model.apply(ours, x), kind(model).apply(theirs, x)))
+    found, expected = jax.device_get(both({"params": params, **model_state}, variables, inputs))
     assert np.ptp(expected, axis=0).min() > 1e-4, "the outputs differ between examples"
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def some_weights(name: str) -> dict[str, np.ndarray]:
+    model, kind, inputs = CASES[name]
+    return weights_of(kind(model), draws.variables(kind(model), inputs))
+
+
+def prefixes(names: Any) -> list[str]:
+    outer, stem, block = names
+    return [*outer, *(stem.format(number) + name for number in range(VIT.num_layers) for name in block)]
+
+
 def test_weights_may_have_other_names():
-    vits, gpts = (weights_of(shapes) for shapes in (vit_shapes(VIT), gpt2_shapes(GPT2)))
-    prefixed = {name if name == "lm_head.weight" else f"transformer.{name}": gpts[name] for name in gpts}
-    others = [dict(zip(dict(vit_shapes(VIT, names)), vits.values(), strict=True)) for names in (OLDER, TIMM)]
-    for model, weights, renamed in ((VIT, vits, others[0]), (VIT, vits, others[1]), (GPT2, gpts, prefixed)):
+    vits, gpts = some_weights("ViT"), some_weights("GPT-2")
+    given = [(GPT2, gpts, {name if name == "lm_head.weight" else f"transformer.{name}": gpts[name] for name in gpts})]
+    for names in (OLDER, TIMM):
+        pairs = [*zip(prefixes(TORCHVISION), prefixes(names), strict=True)]
+        renamed = {name.replace(old, new): vits[name] for name in vits for old, new in pairs if name.startswith(old)}
+        given.append((VIT, vits, renamed))
+    for model, weights, renamed in given:
+        assert len(renamed) == len(weights)
         jax.tree.map(np.testing.assert_array_equal, from_torch(model, renamed), from_torch(model, weights))

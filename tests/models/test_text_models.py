@@ -1,5 +1,6 @@
 """Models of token sequences: by hand, by Flax's layers or by formulas; padding, initialization, remat and scan."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,19 +25,21 @@ BAG = {
 }
 
 
-def dense(p: Any, x: jax.Array) -> jax.Array:
-    return x @ p["kernel"] + jnp.expand_dims(p["bias"], range(x.ndim - 1))
+class Layers(linen.Module):
+    """The layers of Flax that ``function`` calls, which take the parameters of a model that calls the same in turn."""
+
+    function: Callable[..., Any]
+
+    @linen.compact
+    def __call__(self, *inputs: Any) -> Any:
+        return self.function(*inputs)
 
 
-def embedded(params: Any, tokens: Any) -> jax.Array:
-    return params["Embed_0"]["embedding"][tokens]
-
-
-def recurrent(params: Any, name: str, x: jax.Array, **options: Any) -> tuple[Any, jax.Array]:
-    """The last carry and the states of Flax's layer with the parameters of ``name``, of three features."""
-    cell = linen.OptimizedLSTMCell(3) if name.startswith("LSTM") else linen.GRUCell(3)
+def recurrent(name: str, x: jax.Array, **options: Any) -> tuple[Any, jax.Array]:
+    """The last carry and the states of a layer of three features."""
+    cell = linen.OptimizedLSTMCell(3, parent=None) if name.startswith("LSTM") else linen.GRUCell(3, parent=None)
     lengths = options.pop("lengths", None)
-    return linen.RNN(cell, return_carry=True, **options).apply({"params": params[name]}, x, seq_lengths=lengths)
+    return linen.RNN(cell, return_carry=True, name=name, **options)(x, seq_lengths=lengths)
 
 
 @pytest.mark.parametrize(
@@ -69,21 +72,20 @@ def test_classifier_equals_flax_layers_on_each_sequence_alone(layer, bidirection
     model, unpadded = RecurrentClassifier(5, **options, pad_id=0), RecurrentClassifier(5, **options)
     variables = draws.variables(model, TOKENS)
 
+    @Layers
+    def logits(tokens: Any, lengths: Any) -> jax.Array:
+        x, last = linen.Embed(6, 4)(tokens), []
+        for index in range(1 + bidirectional):
+            carry, _ = recurrent(f"{layer.__name__}_{index}", x, reverse=index == 1, lengths=lengths)
+            last.append(jax.tree.leaves(carry)[-1])
+        return linen.Dense(5)(jnp.concatenate(last, axis=-1))
+
     @jax.jit
     def compute(variables: Any) -> Any:
-        params = variables["params"]
-
-        def logits(tokens: Any, lengths: Any) -> jax.Array:
-            last = []
-            for index in range(1 + bidirectional):
-                where = {"reverse": index == 1, "lengths": lengths}
-                carry, _ = recurrent(params, f"{layer.__name__}_{index}", embedded(params, tokens), **where)
-                last.append(jax.tree.leaves(carry)[-1])
-            return dense(params["Dense_0"], jnp.concatenate(last, axis=-1))
-
         longer = np.pad(TOKENS, [(0, 0), (0, 3)])  # more padding changes nothing
-        expected = logits(TOKENS[:4], jnp.array([4, 3, 1, 2])), logits(TOKENS, None)
-        return model.apply(variables, longer), unpadded.apply(variables, TOKENS), *expected
+        given = (TOKENS[:4], jnp.array([4, 3, 1, 2])), (TOKENS, None)
+        found = model.apply(variables, longer), unpadded.apply(variables, TOKENS)
+        return *found, *(logits.apply(variables, *each) for each in given)
 
     found, plain, expected, expected_plain = jax.device_get(compute(variables))
     near(found[:4], expected)
@@ -114,26 +116,25 @@ def test_language_model_and_textgenrnn_equal_flax_layers_and_train_with_auxiliar
     textgenrnn = TextGenRNN(6, embedding_features=4, features=3, hidden=(5, 2))
     training: dict[str, Any] = {"train": True, "mutable": ["batch_stats"]}
 
-    def of_language(params: Any) -> jax.Array:
-        states = recurrent(params, "LSTM_0", embedded(params, TOKENS))[1]
-        return dense(params["Dense_0"], recurrent(params, "LSTM_1", states)[1])
+    @Layers
+    def of_language() -> jax.Array:
+        states = recurrent("LSTM_0", linen.Embed(6, 4)(TOKENS))[1]
+        return linen.Dense(6)(recurrent("LSTM_1", states)[1])
 
-    def of_textgenrnn(variables: Any, train: bool) -> tuple[jax.Array, jax.Array]:
-        params = variables["params"]
-        state = x = recurrent(params, "LSTM_0", embedded(params, TOKENS))[1][:, -1]
-        for index in range(2):
-            norm = linen.BatchNorm(use_running_average=not train)
-            x = x @ params[f"Dense_{index}"]["kernel"]
-            own = {kind: tree[f"BatchNorm_{index}"] for kind, tree in variables.items()}
-            x = linen.relu(norm.apply(own, x, mutable=["batch_stats"])[0])
-        return dense(params["Dense_2"], x), dense(params["auxiliary"], state)
+    @Layers
+    def of_textgenrnn(train: bool) -> tuple[jax.Array, jax.Array]:
+        state = x = recurrent("LSTM_0", linen.Embed(6, 4)(TOKENS))[1][:, -1]
+        for units in (5, 2):
+            x = linen.Dense(units, use_bias=False)(x)
+            x = linen.relu(linen.BatchNorm(use_running_average=not train)(x))
+        return linen.Dense(6)(x), linen.Dense(6, name="auxiliary")(state)
 
     @jax.jit
     def compute(given: Any, variables: Any) -> Any:
         trained, _ = textgenrnn.apply(variables, TOKENS, **training)
         found = language.apply(given, TOKENS), textgenrnn.apply(variables, TOKENS), *trained
-        expected = of_language(given["params"]), of_textgenrnn(variables, False)[0], *of_textgenrnn(variables, True)
-        return found, expected
+        evaluated, _ = of_textgenrnn.apply(variables, False)
+        return found, (of_language.apply(given), evaluated, *of_textgenrnn.apply(variables, True, mutable=True)[0])
 
     found, expected = compute(*(draws.variables(model, TOKENS) for model in (language, textgenrnn)))
     for one, other, tolerance in zip(found, expected, (1e-4, 1e-4, 1e-3, 1e-3), strict=True):
@@ -153,7 +154,7 @@ def test_transformer_classifier_takes_each_sequence_without_padding():
     def alone(params: Any, given: Any, row: Any) -> jax.Array:
         """The logits of the tokens that count, to which their positions are added here."""
         (places,) = np.nonzero(row)
-        x = embedded(params, row[places])[None] + params["positions"][:, places]
+        x = params["Embed_0"]["embedding"][row[places]][None] + params["positions"][:, places]
         return vectors.apply({"params": {**given, "positions": jnp.zeros((1, 7, 8))}}, x)[0]
 
     @jax.jit
@@ -162,7 +163,8 @@ def test_transformer_classifier_takes_each_sequence_without_padding():
         # Vectors are projected by a layer that takes the name of the last one: here by the identity.
         given = {name: params[name] for name in params if name != "Embed_0"} | {"Dense_1": params["Dense_0"]}
         given["Dense_0"] = {"kernel": jnp.eye(8), "bias": jnp.zeros(8)}
-        of_vectors = vectors.apply({"params": given}, embedded(params, tokens), mask=tokens != 0)
+        embedded = params["Embed_0"]["embedding"][tokens]
+        of_vectors = vectors.apply({"params": given}, embedded, mask=tokens != 0)
         longer = np.pad(tokens, [(0, 0), (0, 3)])  # more padding changes nothing
         return model.apply(variables, longer), of_vectors, [alone(params, given, row) for row in tokens[:3]]
 
@@ -176,33 +178,31 @@ GPT_TOKENS = draws.integers(1, 11, 2, 6)
 MODERN = GPT(11, **WIDTH | {"num_heads": 4}, max_length=7, num_key_heads=2, rotary=True, norm=RMSNorm, tied=True)
 
 
-def test_rotary_grouped_queries_rms_norm_and_tied_embeddings_by_formulas():
+def test_rotary_grouped_queries_rms_norm_and_tied_embeddings_equal_flax_layers():
     model = MODERN.clone(num_layers=1)
     params = draws.variables(model, GPT_TOKENS)["params"]
     assert set(params) == {"Embed_0", "Block_0", "RMSNorm_0"}
-    table, block = (jax.tree.map(np.float64, params[name]) for name in ("Embed_0", "Block_0"))
 
-    def norm(p: Any, x: np.ndarray) -> np.ndarray:
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * p["scale"]
+    def rotated(x: jax.Array) -> jax.Array:  # heads of two numbers are one complex number, at angles 0, 1, 2, …
+        numbers = (x[..., 0] + 1j * x[..., 1]) * np.exp(1j * np.arange(6))[None, :, None]
+        return jnp.stack([numbers.real, numbers.imag], -1)
 
-    def rotated(x: np.ndarray) -> np.ndarray:  # heads of two numbers are one complex number, at angles 0, 1, 2, …
-        numbers = (x[..., 0] + 1j * x[..., 1]) * np.exp(1j * np.arange(6))[:, None]
-        return np.stack([numbers.real, numbers.imag], -1)
+    def block(x: jax.Array) -> jax.Array:
+        normed = linen.RMSNorm()(x)
+        parts = jnp.split(linen.Dense(16)(normed), [8, 12], axis=-1)
+        query, key, value = (part.reshape(2, 6, -1, 2) for part in parts)
+        attended = jax.nn.dot_product_attention(rotated(query), rotated(key), value, is_causal=True)
+        x = x + linen.Dense(8)(attended.reshape(2, 6, 8))
+        normed = linen.RMSNorm()(x)
+        hidden = linen.gelu(linen.Dense(32)(normed))
+        return x + linen.Dense(8)(hidden)
 
-    def layer(name: str, x: np.ndarray) -> np.ndarray:
-        return x @ block[name]["kernel"] + block[name]["bias"]
+    @Layers
+    def by_layers() -> jax.Array:
+        table = linen.Embed(11, 8)
+        return table.attend(linen.RMSNorm()(Layers(block, name="Block_0")(table(GPT_TOKENS))))
 
-    x = table["embedding"][GPT_TOKENS]
-    parts = np.split(layer("Dense_0", norm(block["RMSNorm_0"], x)), [8, 12], axis=-1)
-    query, key, value = (part.reshape(2, 6, -1, 2) for part in parts)
-    query, key, value = rotated(query), rotated(key).repeat(2, 2), value.repeat(2, 2)
-    scores = np.einsum("bthd,bshd->bhts", query, key) / 2**0.5
-    weights = np.exp(np.where(np.tri(6, dtype=bool), scores, -np.inf))
-    weights /= weights.sum(-1, keepdims=True)
-    x = x + layer("Dense_1", np.einsum("bhts,bshd->bthd", weights, value).reshape(2, 6, 8))
-    hidden = layer("Dense_2", norm(block["RMSNorm_1"], x))
-    x = x + layer("Dense_3", hidden / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (hidden + 0.044715 * hidden**3))))
-    expected = norm(jax.tree.map(np.float64, params["RMSNorm_0"]), x) @ table["embedding"].T
+    expected = np.asarray(by_layers.apply({"params": params}))
     bias = np.arange(11, dtype=np.float32)
     untied = params | {"Dense_0": {"kernel": np.asarray(params["Embed_0"]["embedding"]).T, "bias": bias}}
     compute = jax.jit(lambda *p: [m.apply({"params": p}, GPT_TOKENS) for m, p in zip(models, p, strict=True)])

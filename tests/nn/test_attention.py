@@ -14,7 +14,7 @@ from jaxnn.nn import BatchSharding, attention, collect_reasons, use_batch_shardi
 from jaxnn.observe import implementations, product_flops
 from jaxnn.types import ConfigError
 from tests import draws, native
-from tests.draws import assert_near
+from tests.draws import assert_near, graded
 
 BATCH, HEADS, DIM = 3, 4, 5
 BLOCK, LONG = 256, 300  # tokens of a block in memory_efficient; two blocks, one of them not full
@@ -31,7 +31,6 @@ def inputs(*sizes: int, dtype: Any = jnp.float32) -> list[Any]:
 
 def by_hand(
     arrays: Any,
-    weights: Any = 0.0,
     *,
     causal: bool = False,
     lengths: Any = None,
@@ -39,11 +38,8 @@ def by_hand(
     mask: Any = True,
     bias: Any = 0.0,
     scale: float | None = None,
-) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
-    """Softmax attention in float64.
-
-    Returns the output; the gradients, by query, key and value, of its sum weighed by ``weights``; that by the bias.
-    """
+) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """Softmax attention in float64: the output, and its gradients by query, key, value and bias."""
     (batch, num_queries, heads, dim), (num_keys, key_heads) = arrays[0].shape, arrays[1].shape[1:3]
     seen = np.ones((batch, heads, num_queries, num_keys), bool) & np.asarray(mask)
     if causal:
@@ -61,9 +57,14 @@ def by_hand(
         return jnp.einsum("bhts,bshd->bthd", shares / jnp.maximum(shares.sum(-1, keepdims=True), 1e-300), value)
 
     with jax.enable_x64(True):
-        output, pull = jax.vjp(attend, *(np.asarray(array, np.float64) for array in (*arrays, bias)))
-        *slopes, to_bias = map(np.asarray, pull(jnp.broadcast_to(np.float64(weights), output.shape)))
-    return np.asarray(output), slopes, to_bias
+        found: Any = jax.device_get(graded(attend)(*(np.asarray(array, np.float64) for array in (*arrays, bias))))
+    return found
+
+
+def assert_exact(found: Any, arrays: Any, rtol: float = 1e-5, atol: float = 2e-6, **how: Any) -> None:
+    """``found`` is what `graded` returns for query, key and value."""
+    output, (*slopes, _) = by_hand(arrays, **how)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=rtol, atol=atol), found, (output, tuple(slopes)))
 
 
 def random_mask(seed: int, *shape: int) -> np.ndarray:
@@ -109,9 +110,9 @@ def test_large_scores_half_precision_and_batch_axes(implementation):
         mask = np.ones((BATCH, 1, 9, 9), bool)
         no_axis = attend(*(array[1] for array in arrays), lengths=lengths[1])
         two_axes = attend(*(array[None] for array in arrays), lengths=lengths[None], mask=mask)
-        return attend(*arrays, scale=1e3), slope(attend, narrow), no_axis, two_axes
+        return attend(*arrays, scale=1e3), graded(attend)(*narrow), no_axis, two_axes
 
-    large, (gradients, output), no_axis, two_axes = run(arrays, narrow)
+    large, (output, gradients), no_axis, two_axes = run(arrays, narrow)
     # Scores of thousands: exp of any above 88 is infinite in float32, which also rounds them by 1e-4 or so.
     np.testing.assert_allclose(large, by_hand(arrays, causal=True, scale=1e3)[0], atol=5e-3)
     assert {array.dtype for array in (output, *gradients)} == {jnp.dtype("bfloat16")}
@@ -133,28 +134,14 @@ def test_native_values_and_gradients_of_all_sizes_and_options_are_exact():
     cases += [(arrays, {"lengths": lengths, **options}) for arrays, options in cases[2:6]]
     cases.append((inputs(*SIZES[1]), {"query_lengths": np.array([0, 3, 7]), "scale": 3.0}))
     attends = [partial(attention, implementation="native", **options) for _, options in cases]
-    run = jax.jit(lambda given: [*map(slope, attends, given)])
+    run = jax.jit(lambda given: [graded(attend)(*arrays) for attend, arrays in zip(attends, given, strict=True)])
     for found, (arrays, how) in zip(run([arrays for arrays, _ in cases]), cases, strict=True):
-        output, gradients, _ = by_hand(arrays, weights_of(found[1]), **how)
-        assert_near(found, jax.tree.map(np.float32, (gradients, output)))
+        output, (*gradients, _) = by_hand(arrays, **how)
+        assert_near(found, jax.tree.map(np.float32, (output, tuple(gradients))))
 
 
 LOWEST_BIAS = np.zeros((1, 1, 9, 9), np.float32)
 LOWEST_BIAS[:, :, 1] = np.finfo(np.float32).min
-
-
-def weights_of(output: Any) -> Any:
-    return draws.normal(3, *output.shape, dtype=output.dtype)
-
-
-def slope(attend: Callable[..., Any], arrays: Any) -> Any:
-    """The gradients of the weighed sum of the output, and the output."""
-
-    def weighed(arrays: Any) -> Any:
-        output = attend(*arrays)
-        return jnp.sum(output * weights_of(output)), output
-
-    return jax.grad(weighed, has_aux=True)(arrays)
 
 
 @pytest.mark.parametrize("implementation", ["xla", "math", "memory_efficient"])
@@ -171,37 +158,29 @@ def test_gradients_are_exact_and_queries_that_see_nothing_are_zero_without_one(i
 
     @jax.jit
     def run(arrays: Any, few: Any, bias: Any, lowest: Any) -> Any:
-        masked = slope(partial(attend, **options), arrays)
+        masked = graded(partial(attend, **options))(*arrays)
         if implementation == "xla":  # JAX tests its own masks: here, how they are handed to it
             return masked, None, None
-        causal = slope(partial(attend, causal=True), arrays)
+        causal = graded(partial(attend, causal=True))(*arrays)
         if not takes_bias:
             return masked, causal, None
-        to_bias = jax.grad(lambda bias: slope_of_squares(few, bias))(bias)
-        return masked, causal, (to_bias, slope(partial(attend, bias=lowest), few))
+        to_bias = graded(lambda bias: attend(*few, bias=bias))(bias)[1]
+        return masked, causal, (to_bias, graded(partial(attend, bias=lowest))(*few))
 
-    def slope_of_squares(arrays: Any, bias: Any) -> jax.Array:
-        return jnp.sum(attend(*arrays, bias=bias) ** 2)
-
-    near = partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5)
+    tolerance = {"rtol": 1e-4, "atol": 2e-5}
     masked, causal, biased = run(arrays, few, np.zeros((1, HEADS, 1, 9), np.float32), LOWEST_BIAS)
-    weights = weights_of(masked[1])
-    for (gradients, output), how in [(masked, options), *([(causal, {"causal": True})] if causal else [])]:
-        expected, slopes, _ = by_hand(arrays, weights, **how)
-        near(output, expected)
-        jax.tree.map(near, gradients, slopes)
+    for found, how in [(masked, options), *([(causal, {"causal": True})] if causal else [])]:
+        assert_exact(found, arrays, **tolerance, **how)
     zero = np.zeros((BATCH, size), bool)
     zero[0, 3] = zero[1] = zero[2, 9:] = True
-    (to_query, to_key, to_value), output = jax.tree.map(np.asarray, masked)
+    output, (to_query, to_key, to_value) = jax.tree.map(np.asarray, masked)
     np.testing.assert_array_equal(np.all(output == 0, axis=(2, 3)), zero)
     assert not to_query[zero].any() and not to_key[1].any() and not to_value[1].any()
     if takes_bias:
-        to_bias, (gradients, output) = biased
-        near(to_bias, by_hand(few, 2 * by_hand(few)[0], bias=np.zeros((1, HEADS, 1, 9)))[2])
-        expected, slopes, _ = by_hand(few, weights_of(output), bias=LOWEST_BIAS)
-        near(output, expected)
-        near(output[:, 1], np.mean(few[2], 1))  # query 1 sees all keys as equal
-        jax.tree.map(near, gradients, slopes)
+        to_bias, (output, _) = biased
+        np.testing.assert_allclose(to_bias[0], by_hand(few, bias=np.zeros((1, HEADS, 1, 9)))[1][3], **tolerance)
+        assert_exact(biased[1], few, **tolerance, bias=LOWEST_BIAS)
+        near(output[:, 1], np.mean(few[2], 1), rtol=1e-4)  # query 1 sees all keys as equal
 
 
 PADDING = np.arange(6) >= 4
@@ -224,18 +203,15 @@ def test_nan_and_infinity_reach_only_queries_that_see_them(implementation):
     def run(arrays: Any, garbage: jax.Array) -> Any:
         query, key, value = arrays
         others = [jnp.where(padded, garbage, array) for array in arrays]
-        slopes = [slope(partial(attend, **options), [query, *others[1:]]) for options in hidden]
-        short = slope(partial(attend, query_lengths=np.full(BATCH, 4)), [others[0], key, value])
+        slopes = [graded(partial(attend, **options))(query, *others[1:]) for options in hidden]
+        short = graded(partial(attend, query_lengths=np.full(BATCH, 4)))(others[0], key, value)
         return slopes, short, attend(query, key.at[:, 4].set(garbage), value, causal=True)
 
-    weights = weights_of(arrays[0])
     for garbage in (np.nan, np.inf):
         slopes, short, causal = run(arrays, garbage)
         cases = [*((found, HIDDEN[0]) for found in slopes), (short, {"query_lengths": [4] * BATCH})]
-        for (gradients, output), how in cases:
-            expected, exact, _ = by_hand(arrays, weights, **how)
-            near(output, expected)
-            jax.tree.map(near, gradients, exact)
+        for found, how in cases:
+            assert_exact(found, arrays, **how)
         near(causal[:, :4], by_hand(arrays, causal=True)[0][:, :4])
         assert np.isnan(causal[:, 4:]).all() or garbage == np.inf
 
@@ -336,8 +312,8 @@ def test_cudnn_is_taken_on_a_gpu_that_can_and_refused_with_a_reason(monkeypatch,
 
 
 # Keys, sequences, capability, and the implementation of bfloat16: as measured nearby, else cuDNN's.
-BY_SIZE = [(64, 4, "9.0", "xla"), (256, 4, "9.0", "xla"), (510, 4, "9.0", "xla"), (512, 4, "9.0", "cudnn")]
-BY_SIZE += [(256, 4, "8.0", "cudnn"), (256, 256, "9.0", "cudnn")]
+BY_SIZE = [(64, 4, "9.0", "xla"), (510, 4, "9.0", "xla"), (512, 4, "9.0", "cudnn"), (256, 4, "8.0", "cudnn")]
+BY_SIZE += [(256, 256, "9.0", "cudnn")]
 
 
 @pytest.mark.parametrize(("keys", "batch", "capability", "expected"), BY_SIZE)

@@ -52,11 +52,12 @@ class Case(NamedTuple):
     def by_lax(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
         return lax.conv_general_dilated(x, kernel, **self.options())
 
-    def exact(self, x: Any, kernel: Any, weights: Any = 0.0) -> list[np.ndarray]:
-        """Output, and the gradients of its sum weighed by ``weights``: by lax, in float64."""
+    def exact(self, x: Any, kernel: Any, weights: Any = None) -> list[np.ndarray]:
+        """Output, and the gradients of its sum weighed by ``weights`` or as by `draws.graded`: by lax, in float64."""
         with jax.enable_x64(True):
             output, pull = jax.vjp(self.by_lax, np.float64(x), np.float64(kernel))
-            return [*map(np.asarray, (output, *pull(jnp.broadcast_to(np.float64(weights), output.shape))))]
+            slopes = pull(draws.weights(output) if weights is None else np.float64(weights))
+            return [*map(np.asarray, (output, *slopes))]
 
     def function(self, implementation: str | None = None, **options: Any) -> Callable[..., jax.Array]:
         return functools.partial(conv_general_dilated, implementation=implementation, **self.options(), **options)
@@ -122,27 +123,16 @@ def members(array: Any, axis: int | None) -> np.ndarray:
     return np.asarray(array) if axis is None else np.stack([factor * array for factor in FACTORS], axis)
 
 
-def with_gradients(function: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, ...]]:
-    """``(x, kernel) -> (output, gradient by x, gradient by kernel)`` of a weighted sum."""
-
-    def run(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, ...]:
-        output, pull = jax.vjp(function, x, kernel)
-        return output, *pull(draws.normal(2, *output.shape, dtype=output.dtype))
-
-    return run
-
-
 def assert_exact(case: Case, arrays: Any, results: Any, tolerance: float, name: str) -> None:
-    """The results of `with_gradients` by the definition, relative to the largest of each."""
-    weights = draws.normal(2, *results[0].shape, dtype=results[0].dtype)
-    for found, expected in zip(results, case.exact(*arrays, weights), strict=True):
+    """The results of `draws.graded` by the definition, relative to the largest of each."""
+    for found, expected in zip(jax.tree.leaves(results), case.exact(*arrays), strict=True):
         found = np.float64(found)
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max(), err_msg=name)
 
 
-def graded(cases: dict[str, Case], dtype: Any, implementation: str | None = None, **options: Any) -> dict[str, Any]:
+def all_graded(cases: dict[str, Case], dtype: Any, implementation: str | None = None, **options: Any) -> dict[str, Any]:
     """Value and gradients of all cases, by one program, which returns the same bits in every run."""
-    runs = {name: with_gradients(case.function(implementation, **options)) for name, case in cases.items()}
+    runs = {name: draws.graded(case.function(implementation, **options)) for name, case in cases.items()}
     arrays = {name: case.arrays(dtype) for name, case in cases.items()}
     run = jax.jit(lambda arrays: {name: run(*arrays[name]) for name, run in runs.items()})
     results = jax.device_get(run(arrays))
@@ -162,8 +152,8 @@ def test_values_and_gradients_are_exact(implementation):
     else:
         cases, dtype, tolerance = CASES, "float64", 1e-12
     with jax.enable_x64(dtype == "float64"):
-        for name, results in graded(cases, dtype, implementation).items():
-            assert {str(result.dtype) for result in results} == {dtype}
+        for name, results in all_graded(cases, dtype, implementation).items():
+            assert {str(result.dtype) for result in jax.tree.leaves(results)} == {dtype}
             assert_exact(cases[name], cases[name].arrays(dtype), results, tolerance, name)
 
 
@@ -193,7 +183,7 @@ def test_results_have_the_errors_of_their_own_sums():
 def test_convolutions_run_where_jit_is_disabled_and_nan_is_found():
     arrays = DENSE.arrays()
     with jax.disable_jit():
-        results = with_gradients(DENSE.function())(*arrays)
+        results = draws.graded(DENSE.function())(*arrays)
     assert_exact(DENSE, arrays, results, 1e-5, "dense")
     with jax.debug_nans(True), pytest.raises(FloatingPointError, match="channels_last_convolution"):
         DENSE.function("channels_last")(arrays[0] * jnp.inf, arrays[1] * 0)
@@ -202,8 +192,12 @@ def test_convolutions_run_where_jit_is_disabled_and_nan_is_found():
 def test_bfloat16_is_kept_or_summed_in_the_preferred_element_type_and_chunks_in_float32():
     cases = FORMS | LARGE
     for wide in (None, "float32"):
-        for name, results in graded(cases, jnp.bfloat16, preferred_element_type=wide).items():
-            assert [str(result.dtype) for result in results] == [wide or "bfloat16", "bfloat16", "bfloat16"]
+        for name, results in all_graded(cases, jnp.bfloat16, preferred_element_type=wide).items():
+            assert [str(result.dtype) for result in jax.tree.leaves(results)] == [
+                wide or "bfloat16",
+                "bfloat16",
+                "bfloat16",
+            ]
             arrays = cases[name].arrays(jnp.bfloat16)
             assert_exact(cases[name], arrays, results, 3e-2, name)
             if wide and name in FORMS:
@@ -216,10 +210,9 @@ def test_bfloat16_is_kept_or_summed_in_the_preferred_element_type_and_chunks_in_
     np.testing.assert_array_equal(gradient, 4096.0)
 
 
-def test_empty_batches_and_members_convolve():
+def test_no_members_convolve():
     layer = Conv(3, (3, 3))
     params = draws.variables(layer, np.ones((1, 5, 4, 2), np.float32))
-    assert layer.apply(params, np.ones((0, 5, 4, 2), np.float32)).shape == (0, 5, 4, 3)
     stacked = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), np.float32), params)
     for each in (layer, Conv(3, (3, 3), implementation="patches")):
         members = jax.vmap(each.apply, (0, None))(stacked, np.ones((2, 5, 4, 2), np.float32))
@@ -258,7 +251,7 @@ def test_vmap_equals_separate_runs_without_grouped_convolutions(axes, implementa
         del cases["chunks"]  # which it does not form
         cases |= {"4x4 tiles": LARGE["4x4 tiles"], "transposed": TRANSPOSED["transposed"]}
     arrays = {name: [*map(members, case.arrays(), axes)] for name, case in cases.items()}
-    runs = {name: jax.vmap(with_gradients(case.function(implementation)), axes) for name, case in cases.items()}
+    runs = {name: jax.vmap(draws.graded(case.function(implementation)), axes) for name, case in cases.items()}
     # Output and gradients are linear in the inputs and in the kernel.
     of_x, of_kernel = (np.ones(3) if axis is None else FACTORS for axis in axes)
     if None not in axes:  # members of members, of which the outer share their inputs
@@ -271,8 +264,8 @@ def test_vmap_equals_separate_runs_without_grouped_convolutions(axes, implementa
         assert set(re.findall(r"_group_count = (\d+)", program.as_text())) <= known
     for name, results in program.compile()(arrays).items():
         case = cases[name]
-        exact = case.exact(*case.arrays(), draws.normal(2, *results[0].shape[of_x.ndim :]))
-        for found, scale, one in zip(results, (of_x * of_kernel, of_kernel, of_x), exact, strict=True):
+        exact = case.exact(*case.arrays())
+        for found, scale, one in zip(jax.tree.leaves(results), (of_x * of_kernel, of_kernel, of_x), exact, strict=True):
             expected = np.multiply.outer(scale, one)
             np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max(), err_msg=name)
 
@@ -282,7 +275,7 @@ def test_programs_have_channels_last_and_convolve_thin_inputs_once():
 
     def layouts(implementation: str) -> set[str]:
         def step(kernel: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-            output, _, gradient = with_gradients(DENSE.function(implementation))(x, kernel)
+            output, (_, gradient) = draws.graded(DENSE.function(implementation))(x, kernel)
             return gradient, output
 
         scan = functools.partial(lax.scan, step)
@@ -294,7 +287,7 @@ def test_programs_have_channels_last_and_convolve_thin_inputs_once():
     assert "while" not in text and text.count("stablehlo.convolution") == 1  # with 3 x 4 output features
     assert re.search(r"stablehlo.convolution.*-> tensor<19x7x6x12xf32>", text)
     for name, case in FORMS.items():
-        text = lowered(with_gradients(case.function("channels_last")), *case.arrays(), debug_info=True)
+        text = lowered(draws.graded(case.function("channels_last")), *case.arrays(), debug_info=True)
         assert ("while" in text) == (name in ("chunks", "groups"))  # which sum a thin kernel's gradient in a loop
         assert ("stablehlo.convolution" in text) == (name not in ("product", "depthwise"))  # few taps, by element
         assert re.search(r"[(/\"]jvp\(jaxnn\.convolution\.channels_last\)", text)

@@ -50,32 +50,22 @@ LAYERS: dict[str, tuple[linen.Module, Any]] = {
 }
 
 
-def assert_near_float32(gradient: Any, tolerance: float, *given: Any) -> None:
-    """``gradient(dtype, *given)`` in half precision, leaf by leaf relative to that in float32."""
-    dtypes = ("float32", "bfloat16", "float16")
-    expected, *found = jax.jit(lambda *given: [gradient(dtype, *given) for dtype in dtypes])(*given)
-    for one in found:
-        for (path, full), half in zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(one), strict=True):
-            assert np.linalg.norm(half - full) < tolerance * np.linalg.norm(full), path
-
-
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_are_those_of_float32(name):
     module, inputs = LAYERS[name]
     params = draws.variables(module, inputs)
-
     # The gradients of a sum have equal terms: the first that half precision loses.
     ones = jnp.ones(jax.eval_shape(module.apply, params, inputs).shape)
 
     def gradient(dtype: str, params: Any, inputs: Any, ones: jax.Array) -> Any:
         cast = nn.Policy(compute=dtype).cast_to_compute
+        return jax.grad(lambda params: jnp.sum(ones * module.apply(cast(params), cast(inputs))))(params)
 
-        def total(params: Any) -> jax.Array:
-            return jnp.sum(ones * module.apply(cast(params), cast(inputs)))
-
-        return jax.grad(total)(params)
-
-    assert_near_float32(gradient, 0.01, params, inputs, ones)
+    run = jax.jit(lambda *given: [gradient(dtype, *given) for dtype in ("float32", "bfloat16", "float16")])
+    expected, *found = run(params, inputs, ones)
+    for one in found:
+        for (path, full), half in zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(one), strict=True):
+            assert np.linalg.norm(half - full) < 0.01 * np.linalg.norm(full), path
 
 
 class Own(linen.Module):

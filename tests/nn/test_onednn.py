@@ -25,7 +25,7 @@ from jaxnn.parallel import Layout
 from jaxnn.types import ConfigError
 from tests import draws, native
 from tests.draws import assert_near
-from tests.nn.test_convolution import DENSE, LARGE, with_gradients
+from tests.nn.test_convolution import DENSE, LARGE
 from tests.nn.test_recurrent import sized
 
 pytestmark = native.needed
@@ -256,7 +256,7 @@ test_recurrent.test_native_loops_equal_xlas_in_every_size_length_and_direction()
 test_recurrent.test_native_tanh_is_exact_to_a_millionth()
 assert not jaxnn_onednn.has_bfloat16()
 with pytest.raises(test_convolution.ConfigError, match="this CPU has no instructions for bfloat16"):
-    test_convolution.graded(test_convolution.FORMS, jnp.bfloat16, "onednn")
+    test_convolution.all_graded(test_convolution.FORMS, jnp.bfloat16, "onednn")
 """
 
 
@@ -296,7 +296,7 @@ def test_many_threads_and_more_shapes_than_the_cache_holds():
     @functools.partial(jax.jit, static_argnames="size")
     def run(x: jax.Array, kernel: jax.Array, size: int) -> Any:
         numbers = ("NWC", "WIO", "NWC")
-        return with_gradients(functools.partial(convolve, dimension_numbers=numbers))(x[:, :size], kernel)
+        return draws.graded(functools.partial(convolve, dimension_numbers=numbers))(x[:, :size], kernel)
 
     x, kernel = draws.normal(0, 6, 92, 16), draws.normal(1, 3, 16, 24)
     alone = {size: jax.device_get(run(x, kernel, size)) for size in sizes}  # of each size three primitives

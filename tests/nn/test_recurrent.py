@@ -56,16 +56,13 @@ def carry_of(kind: type) -> Any:
 
 
 def with_gradients(layer: linen.Module, params: Any, x: jax.Array, carry: Any = None, **call: Any) -> Any:
-    """State and outputs, and the gradients of a sum that weighs each valid element differently."""
+    """State and valid outputs, and the gradients of `draws.graded`."""
 
-    def loss(params: Any, x: jax.Array, carry: Any) -> tuple[jax.Array, Any]:
-        results = layer.apply(params, x, initial_carry=carry, return_carry=True, **call)
-        state, outputs = results
-        leaves = jax.tree.leaves((state, jnp.where(VALID, outputs, 0.0) if "seq_lengths" in call else outputs))
-        weights = [draws.normal(k, *leaf.shape, dtype=leaf.dtype) for k, leaf in enumerate(leaves)]
-        return sum(jnp.sum(w * leaf) for w, leaf in zip(weights, leaves, strict=True)), results
+    def run(params: Any, x: jax.Array, carry: Any) -> Any:
+        state, outputs = layer.apply(params, x, initial_carry=carry, return_carry=True, **call)
+        return state, jnp.where(VALID, outputs, 0.0) if "seq_lengths" in call else outputs
 
-    return jax.grad(loss, (0, 1) if carry is None else (0, 1, 2), has_aux=True)(params, x, carry)
+    return draws.graded(run)(params, x, carry)
 
 
 @KINDS
@@ -232,12 +229,7 @@ def test_native_loops_equal_xlas_in_every_size_length_and_direction():
 
     def graded(by: str, call: Any, params: Any, x: jax.Array, carry: Any) -> Any:
         layer = LSTM(carry[0].shape[-1], implementation=by, return_carry=True)
-
-        def loss(params: Any, x: jax.Array, carry: Any) -> tuple[jax.Array, Any]:
-            results = layer.apply(params, x, initial_carry=carry, **call)
-            return sum(jnp.sum(leaf**3) for leaf in jax.tree.leaves(results)), results
-
-        return jax.grad(loss, (0, 1, 2), has_aux=True)(params, x, carry)
+        return draws.graded(lambda p, x, c: layer.apply(p, x, initial_carry=c, **call))(params, x, carry)
 
     def run(by: str, given: Any) -> Any:
         params, x, _ = given[-1]
@@ -348,11 +340,8 @@ def test_cudnn_equals_the_loops_for_each_member_of_a_vmap(cudnn_calls):
     def run(implementation: str, members: Any, of_both: Any, carry: Any) -> Any:
         layer, pair = LSTM(FEATURES, implementation=implementation), both(LSTM, implementation=implementation)
         call = {"seq_lengths": LENGTHS, **BACKWARD}
-        gradients, (state, outputs) = jax.vmap(lambda p, c: with_gradients(layer, p, X, c, **call))(*members)
-        # Outputs past a sequence's end are 0 from cuDNN.
-        outputs = outputs if implementation == "cudnn" else jnp.where(VALID[None], outputs, 0.0)
-        both_directions = with_gradients(pair, of_both, X, (carry,) * 2)
-        return gradients, state, outputs, both_directions
+        of_members = jax.vmap(lambda p, c: with_gradients(layer, p, X, c, **call))(*members)
+        return of_members, with_gradients(pair, of_both, X, (carry,) * 2)
 
     given = members, params_of_both(LSTM), carry_of(LSTM)
     assert_close(*jax.jit(lambda *given: [run(name, *given) for name in ("cudnn", "fused_inputs")])(*given), 2e-5)

@@ -248,7 +248,6 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: attend(implementation="flash"), "no implementation 'flash'"),
     (lambda: attend(implementation="memory_efficient", bias=np.zeros((9,), np.float32)), "it takes no bias"),
     (lambda: nn.cross_entropy(ROWS, np.ones(2, np.float32)), r"integers, not \[2, 3\] and float32"),
-    (lambda: nn.cross_entropy(ROWS, np.ones(3, np.int32)), r"not \[2, 3\] and int32 \[3\]"),
     (lambda: nn.cross_entropy(jnp.float32(1), jnp.int32(0)), r"logits \[..., classes\]"),
     (lambda: nn.cross_entropy(ROWS[0], jnp.int32(0), 1.5), "label_smoothing .*0…1, not 1.5"),
     (lambda: linear(ROWS, np.ones((4, 5), np.float32), LABELS), r"kernel \(4, 5\), bias None"),
@@ -256,7 +255,6 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: linear(ROWS, MATRIX, LABELS, chunk=0), "chunk must be an integer >= 1, not 0"),
     (lambda: nn.Policy(compute="bfloat61"), "compute='bfloat61' .*did you mean 'bfloat16'"),
     (lambda: nn.Policy(compute=jnp.int32), "compute=.*int32"),
-    (lambda: nn.Policy(compute=None), "compute=None"),
     (lambda: nn.avg_pool(np.ones((4, 4), np.float32), (2, 2), (2, 2)), r"2 spatial axes, features\], not"),
     (lambda: nn.avg_pool(np.ones((1, 4, 4, 1), bool), (2, 2), (2, 2)), r"2 spatial axes, features\], not"),
     (lambda: nn.Dropout(-0.1), "dropout rate .* 0…1"),
@@ -272,7 +270,6 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
 POOLS: list[tuple[tuple[Any, Any, Any], str]] = [
     ((2, None, "VALID"), r"the window must be a tuple of integers >= 1, as \(2, 2\), not 2"),
     (((0, 2), (0, 2), "VALID"), r"the window must be a tuple of integers >= 1"),
-    (((2, 2), 2, "VALID"), r"the strides must be a tuple of integers >= 1"),
     (((2, 2), (2,), "VALID"), r"window \(2, 2\) and strides \(2,\)"),
     (((2, 2), None, "FULL"), "no padding 'FULL'.* 'SAME', 'SAME_LOWER', 'VALID'"),
     (((2, 2), None, 1), r"padding must be .*\(low, high\).*, not 1"),
@@ -289,7 +286,6 @@ BAD_DATA: list[tuple[Callable[[], Any], str]] = [
     (lambda: lstm(seq_lengths=np.ones((3, 1), int)), r"seq_lengths .* \[3\], not int32 \[3, 1\]"),
     (lambda: lstm(seq_lengths=np.ones(3, np.float32)), r"\[3\], not float32 \[3\]"),
     (lambda: lstm(initial_carry=STATE), r"initial_carry \(c, h\) of \[3, 4\] each, not \(3, 4\)"),
-    (lambda: lstm(initial_carry=(STATE, np.ones((3, 5)))), r"not \(\(3, 4\), \(3, 5\)\)"),
     (lambda: run(nn.GRU(4), initial_carry=(X, X)), r"initial_carry \[3, 4\], not"),
     (lambda: run(PAIR, initial_carry=X), "initial_carry of 2 states"),
 ]

@@ -73,8 +73,7 @@ def test_rows_that_count_move_as_under_adam_and_others_not_at_all():
     # v / (1 - 0.999²) = 0.001 / 0.001999 g² = 0.50025 g²: a step of 0.526 / 0.7073 = 0.7441 rates.
     adam = optax.adam(0.1, eps=0.0)
     by_rows = [SparseRows(np.array(ids), np.full((len(ids), 2), -3.0, np.float32)) for ids in ([0], [1, 1])]
-    dense = [np.float32([[-3, -3], [0, 0], [0, 0]]), np.float32([[0, 0], [-6, 0], [0, 0]])]
-    everywhere = [np.float32([[1, 0], [0, 2], [3, 3]]), np.float32([[0, 3], [-1, 0], [2, 2]])]
+    all_rows = [np.float32([[1, 0], [0, 2], [3, 3]]), np.float32([[0, 3], [-1, 0], [2, 2]])]
 
     def updated(optimizer: optax.GradientTransformation, gradients: list[Any]) -> Any:
         params = {"words": jnp.ones((3, 2))}
@@ -84,22 +83,19 @@ def test_rows_that_count_move_as_under_adam_and_others_not_at_all():
             params = optim.apply_updates(params, updates)
         return params["words"], state[0].mu["words"], state[0].count
 
-    rows, same, dense_everywhere, plain = jax.jit(
+    rows, everywhere, plain = jax.jit(
         lambda: (
             updated(sparse_rows(adam, "words"), by_rows),
-            updated(sparse_rows(adam, "words"), dense),
-            updated(sparse_rows(optax.adam(0.1), "words"), everywhere),
-            updated(optax.adam(0.1), everywhere),
+            updated(sparse_rows(optax.adam(0.1), "words"), all_rows),
+            updated(optax.adam(0.1), all_rows),
         )
     )()
     np.testing.assert_allclose(rows[0], [[1.1, 1.1], [1.07441, 1.07441], [1.0, 1.0]], rtol=1e-5)
     # Row 0's moment has not decayed; row 1's is of the sum of both, -6.
     np.testing.assert_allclose(rows[1], [[-0.3, -0.3], [-0.6, -0.6], [0.0, 0.0]], rtol=1e-6)
-    assert rows[2] == same[2] == 2
+    assert rows[2] == 2
     # A row of a dense gradient counts if any of its elements does; if every row counts, it is Adam.
-    np.testing.assert_array_equal(same[0][:, 0], rows[0][:, 0])
-    np.testing.assert_array_equal(same[1], [[*rows[1][0]], [rows[1][1, 0], 0], [0, 0]])
-    assert_close(dense_everywhere, plain)
+    assert_close(everywhere, plain)
 
 
 def test_rows_are_summed_by_id():
@@ -316,12 +312,10 @@ TABLE: list[tuple[Callable[[], Any], str]] = [
     (lambda: optim.with_clipping(SGD, 0.0), "with_clipping: max_norm must be a number > 0"),
     (lambda: optim.with_accumulation(SGD, 0), "num_steps must be an integer >= 1, not 0"),
     (lambda: optim.with_ema(SGD, -0.1), "with_ema: decay must be a number in 0…1"),
-    (lambda: optim.with_ema(SGD, 1.1), "decay must be"),
     (lambda: optim.with_ema(SGD, 0.9).update(0.0, None), "needs the parameters"),
     (lambda: optim.with_norms(SGD).update(0.0, None), "with_norms: update needs the parameters"),
     (scaled_step_without_a_scale, "needs as optimizer jn.optim.with_loss_scale"),
     (lambda: schedules.linear(0.1, 0), "num_steps must be an integer >= 1, not 0"),
-    (lambda: schedules.cosine(0.1, 10.5), "num_steps must be an integer >= 1, not 10.5"),
     (lambda: schedules.one_cycle(0.1, -3), "num_steps must be an integer >= 1, not -3"),
     (lambda: schedules.cosine(0.1, 5, warmup_steps=6), "warmup_steps=6 is more than num_steps"),
     (lambda: schedules.linear(0.1, 5, warmup_steps=-1), "warmup_steps must be an integer >= 0"),
@@ -334,14 +328,11 @@ TABLE: list[tuple[Callable[[], Any], str]] = [
     (lambda: schedules.inverse_sqrt(0.1, warmup_steps=0), "warmup_steps must be an integer >="),
     (lambda: schedules.inverse_time(0.1, -1e-4), "inverse_time: rate must be a number >= 0, not -0.0001"),
     (lambda: use(lambda table: (table[IDS] @ table.T).sum()), f"{ROWS}'transpose'"),
-    (lambda: use(lambda table: table[IDS].sum() + (table**2).sum()), f"{ROWS}'(integer_pow|square|mul)'"),
     (lambda: use(lambda table: table[IDS, :1].sum()), f"{ROWS}'gather'"),
-    (lambda: use(lambda table: table[:2].sum()), f"{ROWS}'slice'"),
     (lambda: use(lambda table: jax.lax.map(lambda i: table[i].sum(), IDS).sum()), f"{ROWS}'scan'"),
     (lambda: use(jax.checkpoint(lambda table: table[IDS].sum())), f"{ROWS}'(remat2|checkpoint)'"),
     (lambda: use(lambda table: table), f"{ROWS}because the loss returns it"),
-    (lambda: step_with(sparse_rows(ADAM, tables="embeding")), "no parameter is called 'embeding': did you mean"),
-    (lambda: step_with(sparse_rows(ADAM, tables=("embedding", "tags/embedding"))), "called 'tags/embedding'"),
+    (lambda: step_with(sparse_rows(ADAM, tables=("embedding", "embeding"))), "is called 'embeding': did you mean"),
     (lambda: step_with(sparse_rows(optim.with_ema(ADAM, 0.9))), "AveragedState .* put with_ema"),
     (lambda: step_with(sparse_rows(optim.with_accumulation(ADAM, 2))), "MultiStepsState"),
     (lambda: step_with(sparse_rows(optax.lbfgs())), r"keeps \[10, 50, 3\] for the table 'words/embedding' \[50, 3\]"),

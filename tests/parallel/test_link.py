@@ -1,4 +1,4 @@
-"""Processes call the roll: who joins, who is refused and why, and how the end of one becomes known to the others."""
+"""Processes call the roll: who joins, and who is refused and why."""
 
 import contextlib
 import hashlib
@@ -15,11 +15,9 @@ import jax
 import pytest
 
 import jaxnn as jn
-from jaxnn.parallel import Ending, Link, Place
+from jaxnn.parallel import Link, Place
 from jaxnn.types import JaxnnError
 from tests.processes import free_port
-
-LOST = 75
 
 
 @contextlib.contextmanager
@@ -45,33 +43,6 @@ def join(*found: Link) -> list[Any]:
 
     with ThreadPoolExecutor() as pool:
         return list(pool.map(result, found))
-
-
-def test_processes_join_and_leave_silently(capfd):
-    with links(0, 1, 2) as found:
-        addresses = join(*found)
-        assert all(address.startswith("127.0.0.1:") for address in addresses) and len({*addresses}) == 3
-        for link in found:
-            link.leave()
-        assert [link.ending() for link in found] == [None] * 3
-    assert capfd.readouterr() == ("", "")
-
-
-def test_end_of_one_process_is_known_to_all(capfd):
-    with links(0, 1, 2) as found:
-        join(*found)
-        found[2].fail(2, "no data here\x1b.")
-        assert [link.ending(20) for link in found[:2]] == [Ending(2, "process 2 failed: no data here\\x1b.")] * 2
-    with links(0, 1, 2) as found:
-        join(*found)
-        found.pop(1).close()
-        for link in found:
-            ending = link.ending(20)
-            assert ending is not None and ending.status == LOST
-            assert ending.message == f"process 1 on {socket.gethostname()} is gone (its connection closed)"
-        found[0].resume_hint = "resume with --resume runs/x"
-        assert found[0].report(ending) and not found[0].report(ending)
-    assert capfd.readouterr().err == f"error: {ending.message}: resume with --resume runs/x.\n"
 
 
 def test_processes_that_do_not_fit_together_all_report_it(monkeypatch):

@@ -160,7 +160,7 @@ def test_late_and_lost_processes_are_named_by_the_others_which_end_resumably():
 
 
 ERRORS = [
-    (f"if rank == 0: raise jn.DataError('no data.')\n{WAIT}", 2, ["no data.", "process 0 failed: no data."]),
+    (f"if rank == 0: raise jn.DataError('\\x1b no.')\n{WAIT}", 2, [r"\x1b no.", r"process 0 failed: \x1b no."]),
     ("raise jn.TrainingError('the loss is nan.')", 1, ["the loss is nan."] * 2),
     (f"if rank == 1: 1 / 0\n{COMPUTE}", 1, ["process 1 failed: ZeroDivisionError.", None]),
 ]
