@@ -17,7 +17,6 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxnn.parallel import find_devices
 from jaxnn.types import ConfigError
-from tests.costs import Costs
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -28,9 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
     parser.addoption("--only-slow", action="store_true", help="run the tests marked slow, and no other")
     parser.addoption("--cold", action="store_true", help="forget the compiled programs of earlier runs")
-    parser.addoption("--costs", type=int, default=0, help="print the time and programs of that many tests and files")
     parser.addoption("--device", choices=("cpu", "gpu"), help="one of this kind; without the tests that need others")
-    parser.addoption("--costs-to", help="a file that gets a line of totals, in JSON")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,8 +36,6 @@ def pytest_configure(config: pytest.Config) -> None:
     too_large = sum(file.stat().st_size for file in kept.glob("*/*")) > MOST_KEPT
     if not hasattr(config, "workerinput") and (config.getoption("--cold") or too_large):
         shutil.rmtree(kept)
-    if config.getoption("--costs"):
-        config.pluginmanager.register(Costs(config, config.getoption("--costs")))
 
 
 def use_device(config: pytest.Config) -> None:
