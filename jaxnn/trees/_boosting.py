@@ -98,6 +98,8 @@ def boosting(
         raise ConfigError(f"boosting: max_depth must be at most {MAX_DEPTH}, {deep}.")
     if num_leaves is not None:
         check_int("boosting: num_leaves", num_leaves, least=2)
+    if check_int("boosting: max_bins", max_bins, least=2) > Bins.missing:
+        raise ConfigError(f"boosting: max_bins must be at most {Bins.missing}, since a bin is a byte, not {max_bins}.")
     check_range("boosting", "learning_rate", learning_rate, positive=True)
     check_range("boosting", "the objective's largest_step", objective.largest_step, positive=True)
     for name, value in {"l1": l1, "l2": l2, "min_child_weight": min_child_weight, "min_gain": min_gain}.items():

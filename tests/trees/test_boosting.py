@@ -19,6 +19,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 import jaxnn as jn
 from jaxnn import trees
 from jaxnn.trees import _objectives
+from jaxnn.trees._model_files import pack, unpack
 from jaxnn.types import Examples
 from tests import native, tiny
 
@@ -297,6 +298,39 @@ def test_a_fitted_model_keeps_its_objective_and_names(own, other, tmp_path):
         np.testing.assert_allclose(exported, found, rtol=1e-6)
         with pytest.raises(ValueError, match="feature names should match"):
             one.predict(frame[[*"dcba"]])
+
+
+WRONG_FILES: dict[str, Callable[[Any, Any], Any]] = {
+    "'start' is missing": lambda arrays, settings: arrays.pop("start"),
+    "'other' is float64 [0]": lambda arrays, settings: arrays.update(other=np.zeros(0)),
+    "instead of float32 [4, 1, 15]": lambda arrays, settings: arrays.update({"trees.value": np.zeros(4)}),
+    "trees.value has numbers that are not finite": lambda arrays, settings: arrays["trees.value"].fill(np.nan),
+    "its trees are none": lambda arrays, settings: arrays["trees.left"].fill(0),
+    "edges of column 0 do not": lambda arrays, settings: arrays["edges.00000"].fill(0.0),
+    "instead of int32 [2147483647, 1, 15]": lambda arrays, settings: settings.update(num_trees=2**31 - 1),
+    "max_depth must be at most 10": lambda arrays, settings: settings.update(max_depth=10**9),
+    "l2 must be a number": lambda arrays, settings: settings.update(l2="1"),
+}
+
+
+@pytest.mark.parametrize("words", WRONG_FILES)
+def test_a_file_of_what_no_fit_makes_is_refused(words, regressor, tmp_path):
+    regressor.save(path := tmp_path / "model.npz")
+    arrays, facts = unpack(path.read_bytes())
+    WRONG_FILES[words](arrays, facts["settings"])
+    path.write_bytes(pack(arrays, facts))
+    with pytest.raises(jn.RecordError, match=re.escape(words)):
+        trees.GradientBoostingRegressor.load(path)
+
+
+def test_a_damaged_file_is_refused_or_holds_the_same_model(regressor, tmp_path):
+    regressor.save(path := tmp_path / "model.npz")
+    whole, inputs = path.read_bytes(), table()[0]
+    for at in range(1, len(whole), len(whole) // 60):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
+        with contextlib.suppress(jn.RecordError):
+            found = trees.GradientBoostingRegressor.load(path).predict(inputs)
+            np.testing.assert_array_equal(found, regressor.predict(inputs))
 
 
 @pytest.mark.parametrize("classes", [np.array([3, 2**62 + 1]).astype(kind) for kind in ("M8[ns]", "M8[D]", "u8")])
