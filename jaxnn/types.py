@@ -148,6 +148,9 @@ class Task(NamedTuple):
             are shapes; ``splits`` are the data.
         directions: ``"min"`` or ``"max"`` by the names of metrics, where less or more of it is better: for those that
             rank members or stop runs. Common names, such as ``loss``, ``mae`` and ``accuracy``, need none.
+        evaluate_again: ``(params, model_state, batch, key, kept) -> (sums, kept)``: ``evaluate`` for a task that uses
+            what its last evaluation of the batch in the same training kept, as boosted trees use scores. ``kept`` is a
+            tree of arrays, zeros at first; None while only its shapes are asked for. None: nothing is kept.
 
     >>> task = jn.tasks.classification(jn.models.MLP((8, 10)))
     >>> task = task._replace(derive_metrics=lambda means: {**means, "error": 1 - means["accuracy"]})
@@ -163,6 +166,7 @@ class Task(NamedTuple):
     metrics: Mapping[str, Callable[[Any, Any], Any]] = {}
     check: Callable[[Params, ModelState, Batch, Splits], None] = lambda *_: None
     directions: Mapping[str, Direction] = {}
+    evaluate_again: Callable[[Params, ModelState, Batch, jax.Array, PyTree], tuple[Metrics, PyTree]] | None = None
 
 
 class Examples(NamedTuple):

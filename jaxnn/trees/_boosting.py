@@ -151,17 +151,26 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
         losses, *_ = derivatives(objective, model_state["scores"], *rows)
         return weighted_mean(losses, counts), (model_state, {})
 
-    def evaluate(params: Params, model_state: Any, batch: Batch, key: jax.Array) -> Metrics:
-        scores, (rows, counts) = predict(params, model_state, batch.inputs), _rows(objective, batch)
+    def evaluate_again(
+        params: Params, model_state: Any, batch: Batch, key: jax.Array, kept: Any
+    ) -> tuple[Metrics, dict[str, Array]]:
+        model, (rows, counts) = {**model_state, **params}, _rows(objective, batch)
+        by_output = _add_trees(model, _bins(batch.inputs), growth.max_depth, kept)
+        scores = by_output[:, 0] if outputs == 1 else by_output
 
         def total(of: Callable[..., Any]) -> jax.Array:
             by_row = jax.vmap(of)(scores, batch.targets) if objective.derivatives is None else of(scores, *rows)
             return fixed_sum(jnp.where(counts > 0, by_row, 0) * counts)
 
         values = {"loss": objective.loss, **objective.metrics}
-        return {name: total(of) for name, of in values.items()} | {"count": fixed_sum(counts)}
+        sums = {name: total(of) for name, of in values.items()} | {"count": fixed_sum(counts)}
+        return sums, {"scores": by_output, "num_trees": model_state["num_trees"]}
 
-    return Task(init, loss, evaluate, predict, check=functools.partial(_check_data, objective, growth))
+    def evaluate(params: Params, model_state: Any, batch: Batch, key: jax.Array) -> Metrics:
+        return evaluate_again(params, model_state, batch, key, None)[0]
+
+    check = functools.partial(_check_data, objective, growth)
+    return Task(init, loss, evaluate, predict, check=check, evaluate_again=evaluate_again)
 
 
 def _check_data(objective: Objective, growth: Growth, params: Any, state: Any, batch: Batch, splits: Splits) -> None:
@@ -272,6 +281,12 @@ def predict_scores(model: Mapping[str, Any], inputs: Any, max_depth: int) -> jax
 
     ``model`` has parameters and model state together: ``start``, ``trees`` and ``num_trees``.
     """
+    scores = _add_trees(model, inputs, max_depth)
+    return scores[:, 0] if scores.shape[1] == 1 else scores
+
+
+def _add_trees(model: Mapping[str, Any], inputs: Any, max_depth: int, kept: Any = None) -> jax.Array:
+    """The scores ``[rows, outputs]`` by all grown trees; those of the first ``num_trees`` may be ``kept``."""
     model = jax.tree.map(jnp.asarray, model)  # NumPy's cannot be indexed by tracers
     bins, trees, start = inputs.T, Tree(**model["trees"]), model["start"]
 
@@ -279,9 +294,10 @@ def predict_scores(model: Mapping[str, Any], inputs: Any, max_depth: int) -> jax
         grown = jax.tree.map(lambda leaf: leaf[index], trees)
         return scores + jax.vmap(lambda tree: tree.value[find_leaves(tree, bins, max_depth)], out_axes=1)(grown)
 
-    before = jnp.broadcast_to(start, (inputs.shape[0], start.shape[0]))
-    scores: jax.Array = jax.lax.fori_loop(0, model["num_trees"], add, before)
-    return scores[:, 0] if scores.shape[1] == 1 else scores
+    before, first = jnp.broadcast_to(start, (inputs.shape[0], start.shape[0])), 0
+    if kept is not None:
+        before, first = jnp.where(kept["num_trees"] > 0, kept["scores"], before), kept["num_trees"]
+    return jax.lax.fori_loop(first, model["num_trees"], add, before)  # type: ignore[no-any-return]
 
 
 def split_start(model: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:

@@ -18,8 +18,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import jaxnn as jn
 from jaxnn import trees
-from jaxnn.trees import _objectives
-from jaxnn.trees._model_files import pack, unpack
+from jaxnn.trees import _model_files, _objectives
 from jaxnn.types import Examples
 from tests import native, tiny
 
@@ -100,6 +99,11 @@ def test_a_member_of_a_sweep_grows_the_trees_of_its_run(trained, tmp_path):
     three = experiment(trees.cross_entropy(3), jn.data.binned((inputs, np.digitize(targets, [0.0, 2.0]))))
     swept = jn.sweep(three, points, run_dir=tmp_path / "classes", **how)
     assert same_trees(swept.run(1), tiny.fit(three, **HOW))
+
+
+def test_an_evaluation_continues_from_the_scores_of_the_last(trained):
+    run = tiny.fit(experiment(), steps_per_call=1, report_every=1, eval_every=1)
+    assert run.final["test_loss"] == trained.evaluate("test")["loss"] == run.evaluate("test")["loss"]
 
 
 @pytest.mark.slow
@@ -316,9 +320,9 @@ WRONG_FILES: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("words", WRONG_FILES)
 def test_a_file_of_what_no_fit_makes_is_refused(words, regressor, tmp_path):
     regressor.save(path := tmp_path / "model.npz")
-    arrays, facts = unpack(path.read_bytes())
+    arrays, facts = _model_files.unpack(path.read_bytes())
     WRONG_FILES[words](arrays, facts["settings"])
-    path.write_bytes(pack(arrays, facts))
+    path.write_bytes(_model_files.pack(arrays, facts))
     with pytest.raises(jn.RecordError, match=re.escape(words)):
         trees.GradientBoostingRegressor.load(path)
 
