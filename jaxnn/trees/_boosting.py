@@ -126,6 +126,12 @@ def boosting(
 
 def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
     outputs = objective.num_outputs
+    is_regression = outputs == 1 and objective.num_classes is None and objective.derivatives is None
+    is_regression &= "mean_squared_error" not in objective.metrics  # reported as the objective has it
+    errors: dict[str, Callable[..., Any]] = {}
+    if is_regression:
+        errors["mean_absolute_error"] = lambda score, target: jnp.abs(objective.outputs(score) - target)
+        errors["mean_squared_error"] = lambda score, target: (objective.outputs(score) - target) ** 2
 
     def init(key: jax.Array, batch: Batch) -> tuple[Params, Any]:
         bins, ((targets, _, weights), _) = _bins(batch.inputs), _rows(objective, batch)
@@ -162,7 +168,7 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
             by_row = jax.vmap(of)(scores, batch.targets) if objective.derivatives is None else of(scores, *rows)
             return fixed_sum(jnp.where(counts > 0, by_row, 0) * counts)
 
-        values = {"loss": objective.loss, **objective.metrics}
+        values = {"loss": objective.loss, **errors, **objective.metrics}
         sums = {name: total(of) for name, of in values.items()} | {"count": fixed_sum(counts)}
         return sums, {"scores": by_output, "num_trees": model_state["num_trees"]}
 
@@ -170,7 +176,15 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
         return evaluate_again(params, model_state, batch, key, None)[0]
 
     check = functools.partial(_check_data, objective, growth)
-    return Task(init, loss, evaluate, predict, check=check, evaluate_again=evaluate_again)
+    task = Task(init, loss, evaluate, predict, check=check, evaluate_again=evaluate_again)
+    return task._replace(derive_metrics=_with_root) if is_regression else task
+
+
+def _with_root(means: dict[str, Any]) -> dict[str, Any]:
+    """``means`` with the root of the squared error in its place, as `tasks.regression` reports it."""
+    squared = means["mean_squared_error"]
+    rest = {name: mean for name, mean in means.items() if name != "mean_squared_error"}
+    return {**rest, "root_mean_squared_error": np.sqrt(squared)}
 
 
 def _check_data(objective: Objective, growth: Growth, params: Any, state: Any, batch: Batch, splits: Splits) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +23,7 @@ from jaxnn.data import BinnedSource, Bins, check_resolution, learn_bins
 from jaxnn.record import first_line, with_tuples, write_bytes
 from jaxnn.run import export_function, fit
 from jaxnn.trees._boosting import Boosting, boosting, experiment, predict_scores, predictor, split_start
+from jaxnn.trees._explanations import importances
 from jaxnn.trees._model_files import check_arrays, check_bins, pack, unpack
 from jaxnn.trees._objectives import Objective, cross_entropy, squared_error
 from jaxnn.types import (
@@ -36,6 +37,7 @@ from jaxnn.types import (
     TrainingError,
     TrainState,
     check_int,
+    suggest,
 )
 
 _Config = dataclasses.make_dataclass("_Config", ["batch_size", "num_steps", "seed"], frozen=True)
@@ -62,6 +64,40 @@ class _GradientBoosting(BaseEstimator):
     random_state: int | None = 0
     patience: int | None = None
     validation_fraction: float = 0.1
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        """Checks the names of parameters: an error of the constructor itself would not name this class."""
+        if args:
+            raise ConfigError(f"{cls.__name__} takes parameters by name, such as num_trees=100, not {args[0]!r:.60}.")
+        cls._check_names(given)
+        made: Self = super().__new__(cls)
+        return made
+
+    @classmethod
+    def _check_names(cls, given: Iterable[str]) -> None:
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"{cls.__name__} has no parameter {name!r}: {suggest(name, known)}.")
+
+    def set_params(self, **params: Any) -> Self:
+        """Sets parameters by name, and returns the estimator; ConfigError for other names."""
+        self._check_names(params)
+        super().set_params(**params)
+        return self
+
+    @property
+    def n_iter_(self) -> int:
+        """The number of trees that predict for each output; fewer than ``num_trees`` after an early stop."""
+        check_is_fitted(self)
+        return int(self.state_["num_trees"])
+
+    @property
+    def feature_importances_(self) -> np.ndarray:
+        """The share ``[columns]`` of each column in the gains of all splits; zeros without any."""
+        check_is_fitted(self)
+        gains = importances(self.state_, self.n_features_in_)
+        return gains / (gains.sum() or 1.0)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

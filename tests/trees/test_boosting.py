@@ -104,6 +104,10 @@ def test_a_member_of_a_sweep_grows_the_trees_of_its_run(trained, tmp_path):
 def test_an_evaluation_continues_from_the_scores_of_the_last(trained):
     run = tiny.fit(experiment(), steps_per_call=1, report_every=1, eval_every=1)
     assert run.final["test_loss"] == trained.evaluate("test")["loss"] == run.evaluate("test")["loss"]
+    outputs, targets = run.predict(run.experiment.data(run.config).test.examples.inputs), table(32, 1)[1]
+    found = [run.final[f"test_{name}"] for name in ("mean_absolute_error", "root_mean_squared_error")]
+    errors = np.abs(outputs - targets)
+    np.testing.assert_allclose(found, [errors.mean(), np.sqrt((errors**2).mean())], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -272,7 +276,8 @@ def test_quantiles_are_those_of_the_targets():
 @pytest.mark.slow
 def test_a_fitted_model_keeps_its_depth_and_the_place_of_its_targets(regressor, tmp_path):
     inputs, targets = table()
-    model = trees.GradientBoostingRegressor(**FITTED).fit(inputs, targets.astype(np.float64) + 1e8)
+    arrays: Any = {"categorical": np.array([3]), "random_state": np.random.RandomState(3)}
+    model = trees.GradientBoostingRegressor(**FITTED | arrays).fit(inputs, targets.astype(np.float64) + 1e8)
     found = model.predict(inputs)
     np.testing.assert_allclose(found - 1e8, regressor.predict(inputs) - 1000.3, atol=1e-5)
     model.set_params(max_depth=1).save(tmp_path / "model.npz")
@@ -293,9 +298,12 @@ def test_a_fitted_model_keeps_its_objective_and_names(own, other, tmp_path):
     frame = pytest.importorskip("pandas").DataFrame(table()[0], columns=[*"abcd"])
     model = trees.GradientBoostingRegressor(objective=own, num_trees=2).fit(frame, np.abs(table()[1]))
     found = model.predict(frame)
-    models = [model] if own else [model, pickle.loads(pickle.dumps(model))]  # objectives have lambdas
     model.set_params(objective=other).save(tmp_path / "model")
-    for one in (*models, trees.GradientBoostingRegressor.load(tmp_path / "model", own)):
+    for one in (
+        model,
+        pickle.loads(pickle.dumps(model)),
+        trees.GradientBoostingRegressor.load(tmp_path / "model", own),
+    ):
         np.testing.assert_array_equal(one.set_params(objective=other).predict(frame), found)
         content = one.export(tmp_path / "model.stablehlo").read_bytes()
         exported = jax.export.deserialize(bytearray(content)).call(np.float32(frame))
@@ -345,6 +353,12 @@ def test_a_saved_classifier_has_its_classes(classes, tmp_path):
     assert found.dtype == classes.dtype and (found == model.predict(INPUTS)).all()
 
 
+def test_objectives_can_be_pickled():
+    plain = trees.squared_error(), trees.absolute_error(), trees.huber(), trees.lambda_rank()
+    for objective in (*plain, trees.quantile_error(0.8), trees.cross_entropy(2), trees.cross_entropy(3)):
+        assert pickle.loads(pickle.dumps(objective))._fields == objective._fields
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", [trees.huber(0.5), trees.poisson()])
 def test_objectives_lower_their_loss(objective):
@@ -390,7 +404,7 @@ def test_the_best_number_of_trees_predicts_after_an_early_stop(tmp_path):
     np.testing.assert_allclose(loss, run.metrics["validation_loss"].min(), rtol=1e-5)
     model = trees.GradientBoostingRegressor(**settings, patience=3).fit(*table())
     grown = (model.state_["trees"]["weight"][:, 0, 0] > 0).sum()
-    assert model.state_["num_trees"] == grown - 3
+    assert model.state_["num_trees"] == model.n_iter_ == grown - 3
     splits = (model.state_["trees"]["column"][: grown - 3] >= 0).sum()
     assert trees.importances(model.state_, 4, "splits").sum() == splits  # of the trees that predict
 
@@ -405,8 +419,26 @@ def test_plots_show_conditions_in_units_of_the_inputs():
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert texts[-1] == "d in {1, 4}\nmissing right\nweight 96" and len(texts) == 7
     assert below[0] < float(texts[2].split("\n")[0].removeprefix("a ≤ ")) < below[1]
-    bars = trees.plot_importances(model.state_, "abcd").axes[0]
-    np.testing.assert_allclose([bar.get_width() for bar in bars.patches][-1], trees.importances(model.state_, 4)[3])
+    bars = trees.plot_importances(model, "abcd").axes[0]
+    widths = [bar.get_width() for bar in bars.patches]
+    np.testing.assert_allclose([widths[-1], sum(widths)], [100 * model.feature_importances_[3], 100])
+
+
+@pytest.mark.slow
+def test_plots_know_columns_categories_and_classes_and_cut_deep_trees():
+    amount = np.arange(ROWS) % 16
+    nurse = np.arange(ROWS) // 16 % 2 == 1
+    columns = {
+        "amount": amount,
+        "job": np.where(nurse, "nurse", "cook"),
+        "kind": np.where(nurse ^ (amount > 12), "b", "a"),
+    }
+    run = tiny.fit(experiment(trees.cross_entropy(2), jn.data.binned(jn.data.table(columns, target="kind"))), **HOW)
+    names = [text.get_text() for text in trees.plot_importances(run).axes[0].get_yticklabels()]
+    axes = trees.plot_tree(run, max_depth=1).axes[0]
+    texts = [text.get_text().split("\n")[0] for text in axes.texts]
+    assert names == ["amount", "job"] and axes.get_title() == "tree 0, score of b"
+    assert texts == ["… 2 leaves", "… 2 leaves", "job in {cook}"]
 
 
 @pytest.mark.slow
@@ -504,6 +536,9 @@ HUBER: Any = {"objective": trees.huber()}
 TIMES, LATE = GRADES[:, None].astype("M8[s]"), np.append(1.7e9 + np.arange(len(GRADES) - 1), 0.0)  # one is missing
 ERRORS: dict[type[jn.JaxnnError], dict[str, Callable[[], Any]]] = {
     jn.ConfigError: {
+        "Regressor has no parameter 'n_estimators': did you mean 'num_trees'": lambda: fit_table(n_estimators=3),
+        "'max_leaf_nodes': did you": lambda: trees.GradientBoostingClassifier().set_params(max_leaf_nodes=3),
+        "takes parameters by name": lambda: trees.GradientBoostingClassifier(trees.cross_entropy(3)),
         "l2 must be a number >= 0": lambda: fit_table(l2=-1.0),
         "row_fraction must be a number > 0 and <= 1": lambda: fit_table(row_fraction=80),
         "monotone must be -1, 0 or 1": lambda: fit_table(monotone=(1, 2, 0, 0)),
