@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import numbers
 from collections.abc import Iterable, Sequence
@@ -43,6 +44,23 @@ from jaxnn.types import (
 _Config = dataclasses.make_dataclass("_Config", ["batch_size", "num_steps", "seed"], frozen=True)
 
 
+def _with_hints[Estimator: type[Any]](kind: Estimator) -> Estimator:
+    """Returns the class with names of parameters checked: the error of its own constructor would name a private one."""
+    init = kind.__init__
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **given: Any) -> None:
+        if args:
+            name = type(self).__name__
+            raise ConfigError(f"{name} takes parameters by name, such as num_trees=100, not {args[0]!r:.60}.")
+        self._check_names(given)
+        init(self, **given)
+
+    kind.__init__ = checked
+    return kind
+
+
+@_with_hints
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class _GradientBoosting(BaseEstimator):
     """What classifier and regressor share: parameters, training and scores."""
@@ -64,14 +82,6 @@ class _GradientBoosting(BaseEstimator):
     random_state: int | None = 0
     patience: int | None = None
     validation_fraction: float = 0.1
-
-    def __new__(cls, *args: Any, **given: Any) -> Self:
-        """Checks the names of parameters: an error of the constructor itself would not name this class."""
-        if args:
-            raise ConfigError(f"{cls.__name__} takes parameters by name, such as num_trees=100, not {args[0]!r:.60}.")
-        cls._check_names(given)
-        made: Self = super().__new__(cls)
-        return made
 
     @classmethod
     def _check_names(cls, given: Iterable[str]) -> None:

@@ -199,11 +199,10 @@ def cross_entropy(num_classes: int = 2) -> Objective:
     (4, 3)
     """
     check_int("cross_entropy: num_classes", num_classes, least=2)
+    metrics: dict[str, Any] = {"accuracy": _sign_is_right if num_classes == 2 else _largest_is_right}
     if num_classes == 2:
-        metrics = {"accuracy": _sign_is_right}
         return Objective(_logistic_loss, 1, _log_odds, _logistic_hessian, None, _both, metrics, num_classes)
     start, hessian = (functools.partial(each, num_classes) for each in (_log_shares, _softmax_hessian))
-    metrics = {"accuracy": _largest_is_right}
     return Objective(_softmax_loss, num_classes, start, hessian, None, _softmax, metrics, num_classes)
 
 

@@ -428,17 +428,14 @@ def test_plots_show_conditions_in_units_of_the_inputs():
 def test_plots_know_columns_categories_and_classes_and_cut_deep_trees():
     amount = np.arange(ROWS) % 16
     nurse = np.arange(ROWS) // 16 % 2 == 1
-    columns = {
-        "amount": amount,
-        "job": np.where(nurse, "nurse", "cook"),
-        "kind": np.where(nurse ^ (amount > 12), "b", "a"),
-    }
+    columns = {"amount": amount, "job": np.where(nurse, "nurse", "cook")}
+    columns["kind"] = np.where(nurse & (amount > 2), "b", "a")
     run = tiny.fit(experiment(trees.cross_entropy(2), jn.data.binned(jn.data.table(columns, target="kind"))), **HOW)
     names = [text.get_text() for text in trees.plot_importances(run).axes[0].get_yticklabels()]
     axes = trees.plot_tree(run, max_depth=1).axes[0]
     texts = [text.get_text().split("\n")[0] for text in axes.texts]
     assert names == ["amount", "job"] and axes.get_title() == "tree 0, score of b"
-    assert texts == ["… 2 leaves", "… 2 leaves", "job in {cook}"]
+    assert texts[0] == "… 2 leaves" and texts[-1] == "job in {nurse}"
 
 
 @pytest.mark.slow
