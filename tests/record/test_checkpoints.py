@@ -423,11 +423,11 @@ def test_what_is_no_weights_is_named(tmp_path):
     save({"a.b": np.ones(1), "a.b.c": np.ones(1)}, tmp_path / "both.safetensors")
     save({"." * 300_000: np.ones(1)}, tmp_path / "deep.safetensors")
     for name, shape in {"axes": [1] * 65, "huge": [0, 2**62]}.items():
-        size = int(name == "axes") * 4
+        size = 4 * (name == "axes")
         header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}}).encode()
         (tmp_path / f"{name}.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(size))
     files = dict.fromkeys(("torn", "missing", "float8", "axes", "huge"), "cannot be read as safetensors")
-    files["deep"] = "has a name of 300000 dots"
-    for name, words in {**files, "both": "has a tensor a.b and others below this name"}.items():
+    names = {"deep": "has a name of 300000 dots", "both": "has a tensor a.b and others below this name"}
+    for name, words in (files | names).items():
         with pytest.raises(jn.RecordError, match=f"{name}.safetensors {words}"):
             jn.load_weights(tmp_path / f"{name}.safetensors")
