@@ -40,12 +40,35 @@ USUAL_NAMES = {
     "run_dir": ("out", "out_dir", "output", "output_dir", "log_dir", "save_dir"),
     "resume": ("restore", "ckpt", "checkpoint", "continue"),
     "progress": ("verbose", "quiet"),
-    "patience": ("early_stopping",),
+    "patience": ("early_stopping", "early_stopping_rounds", "n_iter_no_change"),
     "device": ("platform", "backend", "accelerator"),
     "devices": ("gpus", "num_gpus", "num_devices"),
     "report_every": ("log_every", "log_interval"),
     "eval_every": ("eval_interval", "val_every", "validate_every"),
     "checkpoint_every": ("save_every", "save_interval"),
+    # Of trees, in scikit-learn, XGBoost, LightGBM and CatBoost.
+    "num_trees": (
+        "n_estimators",
+        "max_iter",
+        "n_iter",
+        "num_iterations",
+        "num_boost_round",
+        "num_rounds",
+        "iterations",
+    ),
+    "max_depth": ("depth",),
+    "num_leaves": ("max_leaf_nodes", "max_leaves"),
+    "l1": ("reg_alpha", "alpha", "lambda_l1"),
+    "l2": ("reg_lambda", "lambda", "lambda_l2", "l2_regularization", "l2_leaf_reg"),
+    "min_child_weight": ("min_samples_leaf", "min_child_samples", "min_data_in_leaf", "min_sum_hessian_in_leaf"),
+    "min_gain": ("gamma", "min_split_gain", "min_split_loss", "min_gain_to_split", "min_impurity_decrease"),
+    "row_fraction": ("subsample", "bagging_fraction", "max_samples"),
+    "column_fraction": ("max_features", "colsample_bytree", "feature_fraction", "rsm"),
+    "max_bins": ("max_bin", "border_count"),
+    "categorical": ("categorical_features", "categorical_feature", "cat_features"),
+    "monotone": ("monotonic_cst", "monotone_constraints"),
+    "random_state": ("seed", "random_seed"),
+    "objective": ("loss", "criterion"),
 }
 
 
@@ -148,6 +171,9 @@ class Task(NamedTuple):
             are shapes; ``splits`` are the data.
         directions: ``"min"`` or ``"max"`` by the names of metrics, where less or more of it is better: for those that
             rank members or stop runs. Common names, such as ``loss``, ``mae`` and ``accuracy``, need none.
+        evaluate_again: ``(params, model_state, batch, key, kept) -> (sums, kept)``: ``evaluate`` for a task that uses
+            what its last evaluation of the batch in the same training kept, as boosted trees use scores. ``kept`` is a
+            tree of arrays, zeros at first; None while only its shapes are asked for. None: nothing is kept.
 
     >>> task = jn.tasks.classification(jn.models.MLP((8, 10)))
     >>> task = task._replace(derive_metrics=lambda means: {**means, "error": 1 - means["accuracy"]})
@@ -163,6 +189,7 @@ class Task(NamedTuple):
     metrics: Mapping[str, Callable[[Any, Any], Any]] = {}
     check: Callable[[Params, ModelState, Batch, Splits], None] = lambda *_: None
     directions: Mapping[str, Direction] = {}
+    evaluate_again: Callable[[Params, ModelState, Batch, jax.Array, PyTree], tuple[Metrics, PyTree]] | None = None
 
 
 class Examples(NamedTuple):

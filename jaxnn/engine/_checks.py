@@ -48,7 +48,8 @@ def check_parts(experiment: Experiment[Any]) -> None:
     if not isinstance(task.directions, Mapping) or not {"min", "max"}.issuperset(task.directions.values()):
         raise ConfigError(f"the task's directions are {task.directions!r:.60}: give a dict, as {{'mae': 'min'}}.")
     for name, part in functions.items():
-        if name not in ("metrics", "directions") and not callable(part):
+        is_missing = part is None and name == "evaluate_again"
+        if name not in ("metrics", "directions") and not (callable(part) or is_missing):
             raise ConfigError(f"the task's {name} is {part!r}, and must be a function: see jn.Task.")
     optimizer = experiment.optimizer(experiment.config)
     for name, one in optimizer.items() if isinstance(optimizer, Mapping) else [(None, optimizer)]:

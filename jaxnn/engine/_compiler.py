@@ -144,17 +144,25 @@ class Programs:
         """The seconds on a GPU that the launches of a call take, of one chunk of a population."""
         return observe.work_of(self._compiled["train", shape, num_steps].as_text()).launch_seconds
 
-    def evaluate(self, shape: Shape | None, split: str, state: Any, *, part: bool = False) -> dict[str, np.ndarray]:
+    def evaluate(
+        self, shape: Shape | None, split: str, state: Any, *, part: bool = False, kept: dict[Any, Any] | None = None
+    ) -> dict[str, np.ndarray]:
         """The exact mean of each metric over a split, loss first, and metrics of all outputs: ``[*shape, ...]`` each.
 
-        With ``part``, over the examples that training looks at.
+        With ``part``, over the examples that training looks at. ``kept`` holds what `Task.evaluate_again` kept of
+        earlier states of this training, and gets what it keeps of this one.
         """
         if split not in (known := [name for name, one in self.splits.named().items() if one.num_examples < ENDLESS]):
             raise ConfigError(f"there is no split {split!r} to evaluate: the data have {', '.join(known) or 'none'}.")
         part = part and self.eval_batches is not None  # otherwise one program serves both
         key = ("evaluate", shape, split, part)
         pieces, program = self._pieces_of(split, part), self._program(key, "start")
-        results = [jax.device_get(program(state, *piece)) for piece in pieces()]
+        kept, results = {} if kept is None else kept, []
+        for number, piece in enumerate(pieces()):
+            if (before := kept.get((split, number))) is None:
+                before = jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), self._kept_shapes(key, piece))
+            *found, kept[split, number] = program(state, *piece, before)
+            results.append(jax.device_get(found))
         sums, batches = [sums for sums, _ in results], 0 if shape is None else len(shape)
         totals = {name: np.sum([one[name].sum(batches, np.float64) for one in sums], axis=0) for name in sums[0]}
         count = totals.pop("count")
@@ -336,14 +344,27 @@ class Programs:
                 arguments = self.abstract(shape), self.zeros(shape), examples
                 return observe.lower_ahead(make(self.spec, num_steps), name, cause, *arguments, donate_argnums=0, **jit)
             case (_, shape, split, part):
-                source, piece = self.splits.named()[split], next(self._pieces_of(split, part)())
+                piece = next(self._pieces_of(split, part)())
                 if (state := self.sharding(shape)) is not None:
-                    jit |= {"in_shardings": (state, *shardings_of(piece))}
+                    spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
+                    kept = NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
+                    jit |= {"in_shardings": (state, *shardings_of(piece), kept)}
                     jit |= {"out_shardings": self.layout.replicated} if shape is None else {}
-                evaluate = (_pure.make_evaluate if shape is None else _pure.make_population_evaluate)(self.spec, source)
                 name = f"evaluate {split}{_of_members(shape)}"
-                return observe.lower_ahead(evaluate, name, "start", self.abstract(shape), *piece, **jit)
+                evaluate, kept_shapes = self._evaluation(shape, split), self._kept_shapes(key, piece)
+                return observe.lower_ahead(evaluate, name, "start", self.abstract(shape), *piece, kept_shapes, **jit)
         raise AssertionError(key)
+
+    def _evaluation(self, shape: Shape | None, split: str) -> Callable[..., Any]:
+        make = _pure.make_evaluate if shape is None else _pure.make_population_evaluate
+        return make(self.spec, self.splits.named()[split])
+
+    def _kept_shapes(self, key: tuple[Any, ...], piece: Piece) -> Any:
+        """The shapes of what `Task.evaluate_again` keeps of a piece in the evaluation ``key``; empty if nothing."""
+        if self.task.evaluate_again is None:
+            return ()
+        _, shape, split, _ = key
+        return jax.eval_shape(self._evaluation(shape, split), self.abstract(shape), *piece, None)[2]
 
     def _lowered_once(self, init: Callable[..., Any], name: str, *values: Any, **jit: Any) -> observe.Lowered:
         """Lowers what makes initial states from traced ``values`` and the given arrays."""
@@ -401,8 +422,10 @@ class Programs:
     def _pieces_of(self, split: str, part: bool) -> Callable[[], Iterator[Piece]]:
         source, count = self.splits.named()[split], self._evaluated(split, part)
         if (split, count) not in self._pieces:
-            resident = self.spec.feed.resident
-            self._pieces[split, count] = evaluation_pieces(source, count, self.eval_batch_size, resident, self.layout)
+            resident, shares = self.spec.feed.resident, self.layout.data_size
+            # Padding beyond the split would be computed for nothing.
+            batch_size = min(self.eval_batch_size, -(-count // shares) * shares)
+            self._pieces[split, count] = evaluation_pieces(source, count, batch_size, resident, self.layout)
         return self._pieces[split, count]
 
 

@@ -38,6 +38,7 @@ class _Block:
     def place(self, step: int) -> None:
         """Puts those that are still running on the devices, in the fastest arrangement for their number."""
         self.rows = self.living()
+        self.kept: dict[Any, Any] = {}  # of each split, for the next evaluation of these members
         self.shape = self.trainer.shape(len(self.rows))
         # ``slots`` hold the row of each lane; those of a run, which has no shape, are without axes.
         if self.shape is None:
@@ -182,7 +183,9 @@ def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowR
         if evaluates:
             for split in splits.evaluated:
                 with trainer.clock.span("evaluation"):
-                    means[split] = trainer.programs.evaluate(block.shape, split, block.state, part=True)
+                    means[split] = trainer.programs.evaluate(
+                        block.shape, split, block.state, part=True, kept=block.kept
+                    )
     rate, batch_size = result.num_steps / result.seconds, trainer.experiment.config.batch_size
     speed = {"seconds": result.seconds, "steps_per_second": rate, "examples_per_second": rate * batch_size}
     lines: dict[int, dict[str, Any]] = {}

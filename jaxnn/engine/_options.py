@@ -91,7 +91,7 @@ class RunOptions:
     eval_every: int | None = None
     """Steps between evaluations; default: ten in all, fewer if they took a fifth of the time. 0: only at the end."""
     eval_batch_size: int | None = None
-    """Examples per evaluation batch; default: twice the training batch size."""
+    """Examples per evaluation batch; default: twice the training batch size, or all of a smaller split."""
     eval_batches: int | None = None
     """Batches of each split that are evaluated during training, of evenly spaced examples; default: all."""
     checkpoint_every: int | None = None

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxnn.data import is_augmented
 from jaxnn.engine._feed import DeviceFeed
 from jaxnn.engine._states import MEMBERS, Population
-from jaxnn.optim import AdamTransformation, value_and_grad_of
+from jaxnn.optim import AdamTransformation, evaluation_state, value_and_grad_of
 from jaxnn.parallel import SINGLE_DEVICE, Layout
 from jaxnn.steps import (
     Totals,
@@ -24,7 +24,19 @@ from jaxnn.steps import (
     scan_steps,
 )
 from jaxnn.tasks import averaged_over, by_rows, own_step, sharded
-from jaxnn.types import Array, ConfigError, Examples, Experiment, PyTree, Source, Task, TrainState, TrainStep
+from jaxnn.types import (
+    Array,
+    Batch,
+    ConfigError,
+    Examples,
+    Experiment,
+    Metrics,
+    PyTree,
+    Source,
+    Task,
+    TrainState,
+    TrainStep,
+)
 
 # Keeps the draws for augmentation and evaluation apart from those for initialisation and dropout.
 AUGMENT_STREAM, EVALUATE_STREAM = 1, 2
@@ -121,30 +133,47 @@ def make_train(
 def make_evaluate(spec: GroupSpec, source: Source, values: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """Returns a pure function that evaluates batches under ``mask [batches, batch]``.
 
-    It returns sums ``[batches]`` of each metric, and targets and outputs ``[batches, batch, ...]`` if the task has
-    `Task.metrics` of them.
+    It returns sums ``[batches]`` of each metric; targets and outputs ``[batches, batch, ...]`` if the task has
+    `Task.metrics` of them; and what `Task.evaluate_again` keeps of each batch, for ``kept`` of the next evaluation.
 
     ``indices [batches, batch]`` choose examples; if None, the examples are ``[batches, batch, ...]``. ``numbers
     [batches]`` are those of the batches in the split, which decide their keys.
     """
     experiment, layout = spec.member(values or {}), spec.layout
 
-    def evaluate(state: TrainState, examples: Examples, indices: Any, mask: jax.Array, numbers: jax.Array) -> Any:
+    def evaluate(
+        state: TrainState, examples: Examples, indices: Any, mask: jax.Array, numbers: jax.Array, kept: PyTree
+    ) -> Any:
         task = _distributed(experiment, layout)
-        step, predict = make_evaluate_step(task), make_predict_step(task)
+        step, predict = _make_evaluate_step(task), make_predict_step(task)
         seed_key = jax.random.fold_in(jax.random.key(experiment.config.seed), EVALUATE_STREAM)
 
-        def body(_: None, row: tuple[Any, jax.Array, jax.Array]) -> tuple[None, Any]:
-            which, counts, number = row
+        def body(_: None, row: tuple[Any, jax.Array, jax.Array, PyTree]) -> tuple[None, Any]:
+            which, counts, number, before = row
             batch = source.as_batch(which, counts) if indices is None else source.gather(examples, which, counts)
             key = jax.random.fold_in(seed_key, number)
             batch = layout.local_shard(layout.constrain(batch))
             seen = (batch.targets, predict(state, batch.inputs)) if task.metrics else ()
-            return None, (step(state, batch, key), layout.whole_batch(seen))
+            sums, after = step(state, batch, key, before)
+            return None, (sums, layout.whole_batch(seen), after)
 
-        return jax.lax.scan(body, None, (examples if indices is None else indices, mask, numbers))[1]
+        return jax.lax.scan(body, None, (examples if indices is None else indices, mask, numbers, kept))[1]
 
     return layout.wrap(evaluate)
+
+
+def _make_evaluate_step(task: Task) -> Callable[..., tuple[Metrics, PyTree]]:
+    """`make_evaluate_step` that takes and returns what the task keeps of a batch too."""
+    if task.evaluate_again is None:
+        evaluate = make_evaluate_step(task)
+        return lambda state, batch, key, kept: (evaluate(state, batch, key), ())
+
+    def evaluate_again(state: TrainState, batch: Batch, key: jax.Array, kept: PyTree) -> tuple[Metrics, PyTree]:
+        used = evaluation_state(state)
+        assert task.evaluate_again is not None
+        return task.evaluate_again(used.params, used.model_state, batch, key, kept)
+
+    return evaluate_again
 
 
 def make_population_init(spec: GroupSpec, num_members: int) -> Callable[..., TrainState]:
@@ -212,11 +241,18 @@ def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tupl
 def make_population_evaluate(spec: GroupSpec, source: Source) -> Callable[..., Any]:
     """Returns a pure function that evaluates every living member: `make_evaluate`, with axes ``[chunks, lanes]``."""
 
-    def one(values: Mapping[str, Array], state: TrainState, *piece: Any) -> Any:
-        examples, indices, mask, numbers = piece
-        return make_evaluate(spec, source, values)(state, examples, indices, jnp.asarray(mask), numbers)
+    def one(own: tuple[Mapping[str, Array], PyTree], state: TrainState, *piece: Any) -> Any:
+        (values, kept), (examples, indices, mask, numbers) = own, piece
+        return make_evaluate(spec, source, values)(state, examples, indices, jnp.asarray(mask), numbers, kept)
 
-    return over_members(spec, one, 4)
+    compute = over_members(spec, one, 4)
+
+    def evaluate(population: Population, *arguments: Any) -> Any:
+        *piece, kept = arguments
+        own: Any = (population.values, kept)  # of each member
+        return compute(population._replace(values=own), *piece)
+
+    return evaluate
 
 
 def over_members(spec: GroupSpec, one: Callable[..., Any], num_arguments: int) -> Callable[..., Any]:

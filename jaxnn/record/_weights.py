@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 from flax import linen
-from flax.traverse_util import unflatten_dict
 
 from jaxnn.record._run_directory import write_bytes
 from jaxnn.types import ConfigError, PyTree, RecordError
 
 SEPARATOR = "."
+MOST_GROUPS = 100  # of a name, one in the other: nested deeper, dicts exhaust the stack of what walks them
 
 
 @contextlib.contextmanager
@@ -81,9 +80,23 @@ def load_weights(path: str | Path) -> dict[str, Any]:
         # Not `safetensors.numpy.load_file`, which does not know bfloat16.
         with safe_open(Path(path), framework="np") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-    except (OSError, SafetensorError, AttributeError) as error:  # the last for a dtype that NumPy does not have
+    # The last two for dtypes and shapes that NumPy does not have.
+    except (OSError, SafetensorError, AttributeError, ValueError) as error:
         raise RecordError(f"{path} cannot be read as safetensors ({error}): check the path and the file.") from error
-    groups = {name[: end.start()] for name in tensors for end in re.finditer(re.escape(SEPARATOR), name)}
-    if both := sorted(groups & tensors.keys()):
-        raise RecordError(f"{path} has a tensor {both[0]} and others below this name: rename it to load them as dicts.")
-    return unflatten_dict(tensors, sep=SEPARATOR)  # type: ignore[no-any-return, no-untyped-call]
+    tree: dict[str, Any] = {}
+    for name in sorted(tensors):  # a group comes after a tensor of its name
+        *groups, last = name.split(SEPARATOR)
+        if len(groups) > MOST_GROUPS:
+            raise RecordError(
+                f"{path} has a name of {len(groups)} dots, {name[:40]!r}…, and {MOST_GROUPS} become dicts."
+            )
+        node = tree
+        for depth, group in enumerate(groups, 1):
+            node = node.setdefault(group, {})
+            if not isinstance(node, dict):
+                both = SEPARATOR.join(groups[:depth])[:60]
+                raise RecordError(
+                    f"{path} has a tensor {both} and others below this name: rename it to load them as dicts."
+                )
+        node[last] = tensors[name]
+    return tree

@@ -55,15 +55,14 @@ def averaged_over(task: Task, axis_name: str | None) -> Task:
     def evaluate(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> Metrics:
         return jax.lax.psum(task.evaluate(params, model_state, batch, key), axis_name)  # type: ignore[no-any-return]
 
-    return task._replace(loss=loss, evaluate=evaluate)
+    return task._replace(loss=loss, evaluate=evaluate, evaluate_again=None)
 
 
 def sharded(task: Task, constrain: Callable[..., Any], map_rows: Callable[..., Any]) -> Task:
     """Returns ``task`` with activations ``[batch, ...]`` kept sharded by rows; see `nn.BatchSharding`."""
-    loss, evaluate, predict = (
-        by_rows(each, 2, constrain, map_rows) for each in (task.loss, task.evaluate, task.predict)
-    )
-    return task._replace(loss=loss, evaluate=evaluate, predict=predict)
+    named: dict[str, Any] = {name: getattr(task, name) for name in ("loss", "evaluate", "predict", "evaluate_again")}
+    on_rows: Any = {n: by_rows(each, 2, constrain, map_rows) for n, each in named.items() if each is not None}
+    return task._replace(**on_rows)
 
 
 def by_rows(

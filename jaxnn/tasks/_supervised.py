@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxnn.nn import Policy, is_full, mean_over_batch_axis, use_batch_mask
 from jaxnn.tasks._contract import LossResult
@@ -109,7 +110,7 @@ def regression(model: Any, *, policy: Policy | None = None) -> Task:
     """Trains ``model`` to predict numbers.
 
     Metrics are ``loss``, the squared error, and ``mean_absolute_error``, both means over a target's components
-    and in the targets' units (squared for the loss).
+    and in the targets' units (squared for the loss). Evaluations add ``root_mean_squared_error``, the root of the loss.
 
     >>> task = jn.tasks.regression(jn.models.MLP((16, 1)))
 
@@ -132,4 +133,5 @@ def regression(model: Any, *, policy: Policy | None = None) -> Task:
         return per_example
 
     squared = mean(jnp.square)
-    return supervised(model, squared, {"loss": squared, "mean_absolute_error": mean(jnp.abs)}, policy)
+    task = supervised(model, squared, {"loss": squared, "mean_absolute_error": mean(jnp.abs)}, policy)
+    return task._replace(derive_metrics=lambda means: {**means, "root_mean_squared_error": np.sqrt(means["loss"])})

@@ -98,6 +98,8 @@ def boosting(
         raise ConfigError(f"boosting: max_depth must be at most {MAX_DEPTH}, {deep}.")
     if num_leaves is not None:
         check_int("boosting: num_leaves", num_leaves, least=2)
+    if check_int("boosting: max_bins", max_bins, least=2) > Bins.missing:
+        raise ConfigError(f"boosting: max_bins must be at most {Bins.missing}, since a bin is a byte, not {max_bins}.")
     check_range("boosting", "learning_rate", learning_rate, positive=True)
     check_range("boosting", "the objective's largest_step", objective.largest_step, positive=True)
     for name, value in {"l1": l1, "l2": l2, "min_child_weight": min_child_weight, "min_gain": min_gain}.items():
@@ -124,6 +126,12 @@ def boosting(
 
 def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
     outputs = objective.num_outputs
+    is_regression = outputs == 1 and objective.num_classes is None and objective.derivatives is None
+    is_regression &= "mean_squared_error" not in objective.metrics  # reported as the objective has it
+    errors: dict[str, Callable[..., Any]] = {}
+    if is_regression:
+        errors["mean_absolute_error"] = lambda score, target: jnp.abs(objective.outputs(score) - target)
+        errors["mean_squared_error"] = lambda score, target: (objective.outputs(score) - target) ** 2
 
     def init(key: jax.Array, batch: Batch) -> tuple[Params, Any]:
         bins, ((targets, _, weights), _) = _bins(batch.inputs), _rows(objective, batch)
@@ -149,17 +157,34 @@ def _make_task(objective: Objective, growth: Growth, num_trees: int) -> Task:
         losses, *_ = derivatives(objective, model_state["scores"], *rows)
         return weighted_mean(losses, counts), (model_state, {})
 
-    def evaluate(params: Params, model_state: Any, batch: Batch, key: jax.Array) -> Metrics:
-        scores, (rows, counts) = predict(params, model_state, batch.inputs), _rows(objective, batch)
+    def evaluate_again(
+        params: Params, model_state: Any, batch: Batch, key: jax.Array, kept: Any
+    ) -> tuple[Metrics, dict[str, Array]]:
+        model, (rows, counts) = {**model_state, **params}, _rows(objective, batch)
+        by_output = _add_trees(model, _bins(batch.inputs), growth.max_depth, kept)
+        scores = by_output[:, 0] if outputs == 1 else by_output
 
         def total(of: Callable[..., Any]) -> jax.Array:
             by_row = jax.vmap(of)(scores, batch.targets) if objective.derivatives is None else of(scores, *rows)
             return fixed_sum(jnp.where(counts > 0, by_row, 0) * counts)
 
-        values = {"loss": objective.loss, **objective.metrics}
-        return {name: total(of) for name, of in values.items()} | {"count": fixed_sum(counts)}
+        values = {"loss": objective.loss, **errors, **objective.metrics}
+        sums = {name: total(of) for name, of in values.items()} | {"count": fixed_sum(counts)}
+        return sums, {"scores": by_output, "num_trees": model_state["num_trees"]}
 
-    return Task(init, loss, evaluate, predict, check=functools.partial(_check_data, objective, growth))
+    def evaluate(params: Params, model_state: Any, batch: Batch, key: jax.Array) -> Metrics:
+        return evaluate_again(params, model_state, batch, key, None)[0]
+
+    check = functools.partial(_check_data, objective, growth)
+    task = Task(init, loss, evaluate, predict, check=check, evaluate_again=evaluate_again)
+    return task._replace(derive_metrics=_with_root) if is_regression else task
+
+
+def _with_root(means: dict[str, Any]) -> dict[str, Any]:
+    """``means`` with the root of the squared error in its place, as `tasks.regression` reports it."""
+    squared = means["mean_squared_error"]
+    rest = {name: mean for name, mean in means.items() if name != "mean_squared_error"}
+    return {**rest, "root_mean_squared_error": np.sqrt(squared)}
 
 
 def _check_data(objective: Objective, growth: Growth, params: Any, state: Any, batch: Batch, splits: Splits) -> None:
@@ -270,6 +295,12 @@ def predict_scores(model: Mapping[str, Any], inputs: Any, max_depth: int) -> jax
 
     ``model`` has parameters and model state together: ``start``, ``trees`` and ``num_trees``.
     """
+    scores = _add_trees(model, inputs, max_depth)
+    return scores[:, 0] if scores.shape[1] == 1 else scores
+
+
+def _add_trees(model: Mapping[str, Any], inputs: Any, max_depth: int, kept: Any = None) -> jax.Array:
+    """The scores ``[rows, outputs]`` by all grown trees; those of the first ``num_trees`` may be ``kept``."""
     model = jax.tree.map(jnp.asarray, model)  # NumPy's cannot be indexed by tracers
     bins, trees, start = inputs.T, Tree(**model["trees"]), model["start"]
 
@@ -277,9 +308,10 @@ def predict_scores(model: Mapping[str, Any], inputs: Any, max_depth: int) -> jax
         grown = jax.tree.map(lambda leaf: leaf[index], trees)
         return scores + jax.vmap(lambda tree: tree.value[find_leaves(tree, bins, max_depth)], out_axes=1)(grown)
 
-    before = jnp.broadcast_to(start, (inputs.shape[0], start.shape[0]))
-    scores: jax.Array = jax.lax.fori_loop(0, model["num_trees"], add, before)
-    return scores[:, 0] if scores.shape[1] == 1 else scores
+    before, first = jnp.broadcast_to(start, (inputs.shape[0], start.shape[0])), 0
+    if kept is not None:
+        before, first = jnp.where(kept["num_trees"] > 0, kept["scores"], before), kept["num_trees"]
+    return jax.lax.fori_loop(first, model["num_trees"], add, before)  # type: ignore[no-any-return]
 
 
 def split_start(model: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:

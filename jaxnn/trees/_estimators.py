@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-import io
-import json
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,18 +14,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_classifier
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
 from jaxnn.data import BinnedSource, Bins, check_resolution, learn_bins
-from jaxnn.record import jsonable, with_tuples, write_bytes
+from jaxnn.record import first_line, with_tuples, write_bytes
 from jaxnn.run import export_function, fit
-from jaxnn.trees._boosting import boosting, experiment, predict_scores, predictor, split_start
+from jaxnn.trees._boosting import Boosting, boosting, experiment, predict_scores, predictor, split_start
+from jaxnn.trees._explanations import importances
+from jaxnn.trees._model_files import check_arrays, check_bins, pack, unpack
 from jaxnn.trees._objectives import Objective, cross_entropy, squared_error
 from jaxnn.types import (
+    Batch,
     ConfigError,
     DataError,
     Examples,
@@ -34,11 +37,30 @@ from jaxnn.types import (
     Task,
     TrainingError,
     TrainState,
+    check_int,
+    suggest,
 )
 
 _Config = dataclasses.make_dataclass("_Config", ["batch_size", "num_steps", "seed"], frozen=True)
 
 
+def _with_hints[Estimator: type[Any]](kind: Estimator) -> Estimator:
+    """Returns the class with names of parameters checked: the error of its own constructor would name a private one."""
+    init = kind.__init__
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **given: Any) -> None:
+        if args:
+            name = type(self).__name__
+            raise ConfigError(f"{name} takes parameters by name, such as num_trees=100, not {args[0]!r:.60}.")
+        self._check_names(given)
+        init(self, **given)
+
+    kind.__init__ = checked
+    return kind
+
+
+@_with_hints
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class _GradientBoosting(BaseEstimator):
     """What classifier and regressor share: parameters, training and scores."""
@@ -60,6 +82,32 @@ class _GradientBoosting(BaseEstimator):
     random_state: int | None = 0
     patience: int | None = None
     validation_fraction: float = 0.1
+
+    @classmethod
+    def _check_names(cls, given: Iterable[str]) -> None:
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"{cls.__name__} has no parameter {name!r}: {suggest(name, known)}.")
+
+    def set_params(self, **params: Any) -> Self:
+        """Sets parameters by name, and returns the estimator; ConfigError for other names."""
+        self._check_names(params)
+        super().set_params(**params)
+        return self
+
+    @property
+    def n_iter_(self) -> int:
+        """The number of trees that predict for each output; fewer than ``num_trees`` after an early stop."""
+        check_is_fitted(self)
+        return int(self.state_["num_trees"])
+
+    @property
+    def feature_importances_(self) -> np.ndarray:
+        """The share ``[columns]`` of each column in the gains of all splits; zeros without any."""
+        check_is_fitted(self)
+        gains = importances(self.state_, self.n_features_in_)
+        return gains / (gains.sum() or 1.0)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -87,13 +135,26 @@ class _GradientBoosting(BaseEstimator):
             raise DataError(f"float32 cannot hold gains of splits for a mean sample_weight of {mean:.3g}: scale them.")
         return weights
 
-    def _train(self, inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Self:
+    def _booster(self) -> Boosting:
+        """Returns the boosting of these parameters for ``bins_``; ConfigError for parameters that it cannot take."""
         objective, num_classes = self._objective(self.objective), len(getattr(self, "classes_", ()))
         if not isinstance(objective, Objective):
             raise ConfigError(f"objective must be one as jn.trees.huber(), not {objective!r}.")
         if (objective.num_classes or 0) != num_classes:
             wanted = f"labels of {num_classes} classes" if num_classes else "numbers"
             raise ConfigError(f"the objective is not for {wanted}: see jn.trees.Objective.num_classes.")
+        settings = self.get_params()
+        for field in dataclasses.fields(_GradientBoosting):
+            value = settings[field.name]
+            if field.type == "float" and (np.ndim(value) or np.asarray(value).dtype.kind not in "fiu"):
+                raise ConfigError(f"{field.name} must be a number, not {value!r}.")
+        if self.patience is not None:
+            check_int("patience", self.patience)
+        settings |= {"objective": objective, "categorical": self.bins_.num_categories}
+        return boosting(**{name: settings[name] for name in inspect.signature(boosting).parameters})
+
+    def _train(self, inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Self:
+        num_classes = len(getattr(self, "classes_", ()))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         rows, others = np.flatnonzero(weights), np.empty(0, int)
         if self.patience is not None:
@@ -111,8 +172,7 @@ class _GradientBoosting(BaseEstimator):
         table = BinnedSource(Examples({"bins": self.bins_.apply(inputs), "weight": weights}, targets), bins=self.bins_)
         train, validation = (dataclasses.replace(table, examples=table.read(part)) for part in (rows, others))
         data = Splits(train, validation=validation if len(others) else None)
-        settings = self.get_params() | {"objective": objective, "categorical": self.bins_.num_categories}
-        booster = boosting(**{name: settings[name] for name in inspect.signature(boosting).parameters})
+        booster = self._booster()
         trees_per_call = 1 if len(others) else self.num_trees
         every: Any = dict.fromkeys(("steps_per_call", "report_every", "eval_every"), trees_per_call)
         made = experiment(_Config(len(rows), self.num_trees, seed), lambda _: data, lambda _: booster)
@@ -133,45 +193,79 @@ class _GradientBoosting(BaseEstimator):
         return self
 
     def save(self, path: str | Path) -> None:
-        """Writes the fitted model as NumPy's ``.npz``, without pickle; RecordError if it cannot be written."""
+        """Writes the fitted model as NumPy's ``.npz`` with a checksum, without pickle.
+
+        A ``random_state`` that is a generator is saved as None, which draws other numbers at each fit.
+
+        Raises:
+            ConfigError: a class is an object that NumPy cannot write without pickle.
+            RecordError: the file cannot be written.
+        """
         check_is_fitted(self)
         edges = {f"{column:05}": one for column, one in enumerate(self.bins_.edges)}
         arrays = flatten_dict({**self.state_, "edges": edges}, sep=".")  # type: ignore[no-untyped-call]
         if hasattr(self, "classes_"):
             is_object = self.classes_.dtype == object  # which needs pickle
             arrays["classes"] = np.array(self.classes_.tolist()) if is_object else self.classes_
+            if arrays["classes"].dtype == object:
+                raise ConfigError(f"the classes are objects, such as {self.classes_[0]!r}: use texts or numbers.")
         if hasattr(self, "feature_names_in_"):
             arrays["names"] = np.array(self.feature_names_in_.tolist())
         settings = dict(self.fitted_)
         own = settings.pop("objective") is not None
-        facts = {"class": type(self).__name__, "own_objective": own, "settings": jsonable(settings)}
-        file = io.BytesIO()
-        np.savez(file, facts=np.array(json.dumps(facts)), **arrays)
-        write_bytes(Path(path), file.getvalue())
+        if not isinstance(settings["random_state"], numbers.Integral):
+            settings["random_state"] = None
+        facts = {"class": type(self).__name__, "own_objective": own, "settings": settings}
+        write_bytes(Path(path), pack(arrays, facts))
 
     @classmethod
     def load(cls, path: str | Path, objective: Objective | None = None) -> Self:
-        """Reads a model that `save` wrote; an ``objective`` that was given must be given again."""
+        """Reads a model that `save` wrote; an ``objective`` that was given must be given again.
+
+        RecordError if the file is missing or damaged, or holds what no `save` writes.
+        """
         try:
-            with np.load(path, allow_pickle=False) as file:
-                state = unflatten_dict(dict(file), sep=".")  # type: ignore[no-untyped-call]
-            facts = json.loads(str(state.pop("facts")))
+            arrays, facts = unpack(Path(path).read_bytes())
             if facts["class"] != cls.__name__:
-                raise ValueError(f"it holds a {facts['class']}")
+                raise ValueError(f"it holds a {facts['class']!s:.60}")
             if facts["own_objective"] != (objective is not None):
                 raise ValueError(f"it was trained {'with' if objective is None else 'without'} an objective of its own")
             given: Any = with_tuples(facts["settings"])
             model = cls(objective=objective, **given)
-            edges = tuple(one for _, one in sorted(state.pop("edges").items()))
-            model.bins_, model.state_ = Bins(edges, tuple(model.categorical)), state
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RecordError(f"{path} cannot be read ({error}): give a file of {cls.__name__}.save.") from error
-        model.fitted_, model.n_features_in_ = model.get_params(), len(edges)
-        if "names" in state:
-            model.feature_names_in_ = state.pop("names").astype(object)
-        if "classes" in state:
-            model.classes_ = state.pop("classes")
+            model._restore(arrays)
+        # Any exception: zipfile, NumPy, JSON and the checks of parameters have many for a file from elsewhere.
+        except Exception as error:
+            raise RecordError(
+                f"{path} cannot be read ({first_line(error)}): give a file of {cls.__name__}.save."
+            ) from error
         return model
+
+    def _restore(self, arrays: dict[str, np.ndarray]) -> None:
+        """Takes what a fit makes from the ``arrays`` of a file; ValueError or ConfigError if none could make it."""
+        count = sum(name.startswith("edges.") for name in arrays)
+        edges = tuple(arrays.pop(f"edges.{column:05}") for column in range(count))
+        for column in self.categorical:
+            if check_int("a column of categorical", column, least=0) >= count:
+                raise ConfigError(f"there is no categorical column {column}")
+        self.bins_, self.n_features_in_ = Bins(edges, self.categorical), count
+        names, classes = arrays.pop("names", None), arrays.pop("classes", None) if is_classifier(self) else None
+        check_bins(self.bins_, names, classes)
+        if names is not None:
+            self.feature_names_in_ = names.astype(object)
+        if classes is not None:
+            self.classes_ = classes
+        check_random_state(self.random_state)
+        booster, bins = self._booster(), jnp.zeros((1, count), jnp.uint8)
+        batch = Batch(bins, jnp.zeros(1, jnp.float32 if classes is None else jnp.int32), np.ones(1, np.float32))
+        with jax.enable_x64(False):
+            params, state = jax.eval_shape(booster.task.init, jax.random.key(0), batch)
+        like = {name: one for name, one in (params | state).items() if name != "scores"}
+        like["start"] = jax.ShapeDtypeStruct(like["start"].shape, np.float64)
+        if classes is None:
+            like["offset"] = jax.ShapeDtypeStruct((), np.float64)
+        check_arrays(arrays, flatten_dict(like, sep="."), count, self.max_depth)  # type: ignore[no-untyped-call]
+        self.state_ = unflatten_dict(arrays, sep=".")  # type: ignore[no-untyped-call]
+        self.fitted_ = self.get_params()
 
     def export(self, path: str | Path, *, platforms: Sequence[str] | None = None) -> Path:
         """Writes predictions of numbers ``[rows, columns]`` float32 as a program that needs JAX alone.

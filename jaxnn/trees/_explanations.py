@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,23 +13,59 @@ import numpy as np
 from jaxnn.data import Bins
 from jaxnn.record import new_figure, new_panels
 from jaxnn.trees._boosting import MAX_DEPTH
-from jaxnn.types import Array, ConfigError, DataError
+from jaxnn.types import Array, ConfigError, DataError, TrainState, check_int
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def importances(model: Mapping[str, Any], num_columns: int, kind: Literal["gain", "splits"] = "gain") -> np.ndarray:
+class _Fitted(NamedTuple):
+    """What pictures show of a model."""
+
+    state: Mapping[str, Any]
+    bins: Bins | None = None
+    names: Sequence[str] | None = None  # of the columns
+    classes: Sequence[Any] = ()
+    categories: Mapping[int, Sequence[str]] = {}  # of a column, by the number of the category less 1
+
+
+def _fitted(model: Any) -> _Fitted:
+    """What is known of a `Run`, an estimator, or a state, which has no names; else a ConfigError."""
+    if isinstance(model, Mapping):
+        return _Fitted(model)
+    if isinstance(state := getattr(model, "state", None), TrainState) and "trees" in state.model_state:
+        known = {**state.params, **state.model_state}
+        if model.experiment is None:  # of a record that was opened alone
+            return _Fitted(known)
+        splits: Any = model.experiment.data(model.experiment.config)
+        bins, columns = splits.train.bins, splits.train.columns
+        if columns is None:
+            return _Fitted(known, bins, None, splits.class_names)
+        first = len(columns.numbers)
+        names, categories = (*columns.numbers, *columns.categories), enumerate(columns.categories.values(), first)
+        return _Fitted(known, bins, names, splits.class_names, dict(categories))
+    if hasattr(model, "state_"):
+        of_frame = getattr(model, "feature_names_in_", None)
+        return _Fitted(model.state_, model.bins_, of_frame, getattr(model, "classes_", ()))
+    what = "a run of trees, a fitted estimator of trees or its state_"
+    raise ConfigError(f"the model must be {what}, not {type(model).__name__}: train it first.")
+
+
+def importances(model: Any, num_columns: int | None = None, kind: Literal["gain", "splits"] = "gain") -> np.ndarray:
     """The importance ``[columns]`` of each column: the sum of its splits' gains, or their number.
 
-    ``model`` is the model state of a run, or ``state_`` of an estimator. What a column is worth for new examples, tells
+    ``model`` is a run, a fitted estimator, or the state of one, which does not know ``num_columns``: then the columns
+    are those up to the last that splits. What a column is worth for new examples, tells
     `sklearn.inspection.permutation_importance` of an estimator.
 
     >>> model = jn.trees.GradientBoostingRegressor(num_trees=5, max_depth=2)
     >>> model = model.fit(np.eye(4)[np.arange(40) % 4], np.arange(40) % 4 == 2)
-    >>> jn.trees.importances(model.state_, 4).argmax()
+    >>> jn.trees.importances(model).argmax()
     np.int64(2)
     """
+    model, bins, *_ = _fitted(model)
+    if num_columns is None:
+        num_columns = 1 + int(np.max(model["trees"]["column"])) if bins is None else len(bins.edges)
     grown = slice(int(model["num_trees"]))
     columns, gains = (np.asarray(model["trees"][name])[grown].reshape(-1) for name in ("column", "gain"))
     splits = columns >= 0
@@ -37,14 +73,14 @@ def importances(model: Mapping[str, Any], num_columns: int, kind: Literal["gain"
     return np.bincount(columns[splits], weights, minlength=num_columns)
 
 
-def contributions(model: Mapping[str, Any], bins: Array) -> np.ndarray:
+def contributions(model: Any, bins: Array) -> np.ndarray:
     """How much each column adds to each score: ``[rows, outputs, columns + 1]``, the last the mean; sums are scores.
 
     These are Shapley values of the trees' conditional expectations, exactly (Lundberg et al. 2020, TreeSHAP, "path
     dependent"). The time grows with the number of leaves.
 
     Args:
-        model: the model state of a run with its parameter ``start``, or ``state_`` of an estimator.
+        model: a run, a fitted estimator, or the model state of a run with its parameter ``start``.
         bins: ``[rows, columns]`` uint8, from `Bins.apply`.
 
     >>> model = jn.trees.GradientBoostingRegressor(num_trees=3, max_depth=2)
@@ -55,6 +91,7 @@ def contributions(model: Mapping[str, Any], bins: Array) -> np.ndarray:
     """
     if np.asarray(bins).dtype != np.uint8:
         raise DataError("contributions are of bins: pass model.bins_.apply(inputs).")
+    model = _fitted(model).state
     trees = {name: np.asarray(value) for name, value in model["trees"].items()}
     number, outputs = int(model["num_trees"]), trees["column"].shape[1]
     parts = np.zeros((bins.shape[0], outputs, bins.shape[1] + 1))
@@ -112,54 +149,94 @@ def _shapley(paths: Any, bins: jax.Array) -> jax.Array:
 
 
 def plot_importances(
-    model: Mapping[str, Any], names: Sequence[str] | None = None, kind: Literal["gain", "splits"] = "gain"
+    model: Any, names: Sequence[str] | None = None, kind: Literal["gain", "splits"] = "gain"
 ) -> Figure:
-    """Draws the `importances` of the columns, called ``names``, of at most the 30 largest.
+    """Draws the `importances` of the columns in per cent of all, of at most the 30 largest.
+
+    ``model`` is a run, a fitted estimator, or the state of one. ``names`` of the columns are by default those of the
+    run's table, or of the estimator's data frame.
 
     >>> model = jn.trees.GradientBoostingRegressor(num_trees=2, max_depth=1).fit(np.eye(9), np.arange(9))
-    >>> jn.trees.plot_importances(model.state_).savefig("importances.png")
+    >>> jn.trees.plot_importances(model).savefig("importances.png")
     """
-    labels = _labels(names, 1 + int(np.max(model["trees"]["column"])))
-    values = importances(model, len(labels), kind)
+    fitted = _fitted(model)
+    values = importances(fitted.state, None if fitted.bins is None else len(fitted.bins.edges), kind)
+    labels = _labels(fitted.names if names is None else names, len(values))
+    values = 100 * values / (values.sum() or 1.0)
     order = np.argsort(values)[-30:]
     figure, (axes,) = new_panels(1)
     figure.set_figheight(1 + 0.25 * len(order))
     axes.barh(np.arange(len(order)), values[order])
     axes.set_yticks(np.arange(len(order)), [labels[column] for column in order])
     axes.locator_params(axis="x", nbins=5)
-    axes.set_xlabel("gain of all splits" if kind == "gain" else "number of splits")
+    axes.set_xlabel("share of the gain of all splits, %" if kind == "gain" else "share of all splits, %")
     return figure
 
 
 def plot_tree(
-    model: Mapping[str, Any], bins: Bins, index: int = 0, output: int = 0, names: Sequence[str] | None = None
+    model: Any,
+    bins: Bins | None = None,
+    index: int = 0,
+    output: int = 0,
+    names: Sequence[str] | None = None,
+    *,
+    max_depth: int | None = 3,
 ) -> Figure:
     """Draws tree ``index`` of a score: conditions in the units of the inputs, and what leaves add to the score.
 
     Rows that meet a condition go left, missing values where it says. A weight is a sum of Hessians: of the squared
-    error, the number of rows. ``model`` is the model state of a run, or ``state_`` of an estimator, and ``bins`` are
-    those of its inputs. ConfigError for a tree that was not grown.
+    error, the number of rows.
+
+    Args:
+        model: a run, a fitted estimator, or the state of one.
+        bins: those of the inputs; default: the model's, which a state lacks.
+        index: the number of the tree.
+        output: the number of the score, of a class if there are several.
+        names: of the columns; default: those of the run's table, or of the estimator's data frame.
+        max_depth: levels of conditions that are drawn; below stands the number of leaves. None: all.
+
+    Raises:
+        ConfigError: the tree was not grown, or the bins are missing.
 
     >>> model = jn.trees.GradientBoostingRegressor(num_trees=2, max_depth=1).fit(np.eye(9), np.arange(9))
-    >>> jn.trees.plot_tree(model.state_, model.bins_, index=1).savefig("tree.png")
+    >>> jn.trees.plot_tree(model, index=1).savefig("tree.png")
     """
-    labels = _labels(names, len(bins.edges))
+    fitted = _fitted(model)
+    model, bins = fitted.state, fitted.bins if bins is None else bins
+    if bins is None:
+        raise ConfigError("a state does not know its bins: pass splits.train.bins, or the run with its experiment.")
+    if max_depth is not None:
+        check_int("plot_tree: max_depth", max_depth)
+    fitted = fitted._replace(bins=bins, names=_labels(fitted.names if names is None else names, len(bins.edges)))
     number, outputs = int(model["num_trees"]), np.shape(model["trees"]["column"])[1]
     if not (0 <= index < number and 0 <= output < outputs):
         raise ConfigError(f"there is no tree {index} of output {output}: the model has {number} for each of {outputs}.")
     tree = {name: np.asarray(value)[index, output] for name, value in model["trees"].items()}
     figure = new_figure(layout="constrained")
     axes = figure.add_subplot()
-    leaves: list[int] = []
+    if len(fitted.classes):  # the one score of two classes is the second's
+        axes.set_title(f"tree {index}, score of {fitted.classes[output if outputs > 1 else 1]}")
+    _draw_tree(axes, tree, fitted, len(tree["column"]) if max_depth is None else max_depth)
+    return figure
+
+
+def _draw_tree(axes: Any, tree: Mapping[str, np.ndarray], fitted: _Fitted, max_depth: int) -> None:
+    leaves: list[int] = []  # the level of each, from the left
+
+    def num_leaves(node: int) -> int:
+        return 1 if tree["column"][node] < 0 else sum(num_leaves(tree["left"][node] + side) for side in range(2))
 
     def draw(node: int, level: int) -> float:
         """Draws the subtree of ``node`` and returns its place from the left."""
         place, text, colour = float(len(leaves)), f"{tree['value'][node]:.4g}", "lavender"
         if tree["column"][node] < 0:
             leaves.append(level)
+        elif level == max_depth:
+            leaves.append(level)
+            text, colour = f"… {num_leaves(node)} leaves", "white"
         else:
             places = [draw(tree["left"][node] + side, level + 1) for side in range(2)]
-            place, text, colour = sum(places) / 2, _condition(tree, node, bins, labels), "white"
+            place, text, colour = sum(places) / 2, _condition(tree, node, fitted), "white"
             axes.plot([places[0], place, places[1]], [level + 1, level, level + 1], c="0.7", zorder=0)
         box = {"boxstyle": "round", "fc": colour, "ec": "0.5"}
         text += f"\nweight {tree['weight'][node]:.6g}"
@@ -169,18 +246,19 @@ def plot_tree(
     draw(0, 0)
     axes.set(xlim=(-0.6, len(leaves) - 0.4), ylim=(max(leaves) + 0.5, -0.5))
     axes.axis("off")
-    figure.set_size_inches(max(4, 1.3 * len(leaves)), 1 + max(leaves))
-    return figure
+    axes.figure.set_size_inches(max(4, 1.3 * len(leaves)), 1 + max(leaves))
 
 
-def _condition(tree: Mapping[str, np.ndarray], node: int, bins: Bins, labels: Sequence[str]) -> str:
+def _condition(tree: Mapping[str, np.ndarray], node: int, fitted: _Fitted) -> str:
     """The condition of the rows that go left."""
-    column = int(tree["column"][node])
-    edges = bins.edges[column]
+    column, bins, labels = int(tree["column"][node]), fitted.bins, fitted.names
+    assert bins is not None and labels is not None
+    edges, texts = bins.edges[column], fitted.categories.get(column)
     goes_left = np.unpackbits(tree["left_bins"][node].astype("<u4").view(np.uint8), bitorder="little").astype(bool)
     number = int(goes_left[: len(edges) + 1].sum())
     if column in bins.categorical:
-        found = ", ".join(f"{category:g}" for category in edges[goes_left[: len(edges)]])
+        chosen = edges[goes_left[: len(edges)]]
+        found = ", ".join(f"{one:g}" if texts is None else str(texts[int(one) - 1]) for one in chosen)
         text = f"in {{{textwrap.shorten(found, 30, placeholder=' …')}}}"
     elif number > len(edges):
         return f"{labels[column]} is not missing"

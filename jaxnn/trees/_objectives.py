@@ -1,4 +1,7 @@
-"""Objectives of gradient boosting: a loss of one example, differentiated by JAX, or of the rows of a query."""
+"""Objectives of gradient boosting: a loss of one example, differentiated by JAX, or of the rows of a query.
+
+Their functions stand at the top of the module, with arguments bound by `functools.partial`: pickle finds no others.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,10 @@ from jax.scipy.special import logit
 from jaxnn.optim import check_range
 from jaxnn.trees._growth import fixed_point, fixed_sum, traced_once
 from jaxnn.types import Array, ConfigError, check_int
+
+
+def _identity(scores: Array) -> Array:
+    return scores
 
 
 class Objective(NamedTuple):
@@ -46,7 +53,7 @@ class Objective(NamedTuple):
     start: Callable[[Any, Array], Array] | None = None
     hessian: Callable[[Array, Any], Array] | None = None
     leaf_quantile: float | None = None
-    outputs: Callable[[Array], Array] = lambda scores: scores
+    outputs: Callable[[Array], Array] = _identity
     metrics: Mapping[str, Callable[..., Array]] = {}
     num_classes: int | None = None
     least_target: float = -math.inf
@@ -121,7 +128,11 @@ def absolute_error() -> Objective:
     >>> float(jn.trees.absolute_error().loss(3.0, 1.0))
     2.0
     """
-    return quantile_error(0.5)._replace(loss=lambda score, target: jnp.abs(score - target))
+    return quantile_error(0.5)._replace(loss=_absolute_error)
+
+
+def _absolute_error(score: Array, target: Array) -> jax.Array:
+    return jnp.abs(score - target)
 
 
 def quantile_error(quantile: float) -> Objective:
@@ -132,16 +143,16 @@ def quantile_error(quantile: float) -> Objective:
     """
     if not 0 < quantile < 1:
         raise ConfigError(f"quantile_error: the quantile must be between 0 and 1, not {quantile!r}.")
+    start = functools.partial(_quantile_of_targets, quantile)
+    return Objective(functools.partial(_pinball, quantile), start=start, hessian=_one, leaf_quantile=quantile)
 
-    def loss(score: Array, target: Array) -> Array:
-        return jnp.maximum(quantile * (target - score), (quantile - 1) * (target - score))
 
-    return Objective(
-        loss,
-        start=lambda targets, weights: leaf_quantiles(jnp.zeros(len(targets), int), targets, weights, quantile, 1)[0],
-        hessian=_one,
-        leaf_quantile=quantile,
-    )
+def _pinball(quantile: float, score: Array, target: Array) -> Array:
+    return jnp.maximum(quantile * (target - score), (quantile - 1) * (target - score))
+
+
+def _quantile_of_targets(quantile: float, targets: Array, weights: Array) -> jax.Array:
+    return leaf_quantiles(jnp.zeros(len(targets), int), targets, weights, quantile, 1)[0]
 
 
 def huber(delta: float = 1.0) -> Objective:
@@ -152,9 +163,7 @@ def huber(delta: float = 1.0) -> Objective:
     """
     check_range("huber", "delta", delta, 1e38, positive=True)  # times 0, more than float32 holds would be NaN
     absolute = absolute_error()  # with Hessians of 1: those of the loss are 0 for large errors, which may fill a leaf
-    return absolute._replace(
-        loss=lambda score, target: optax.huber_loss(score, target, delta=delta), leaf_quantile=None
-    )
+    return absolute._replace(loss=functools.partial(optax.huber_loss, delta=delta), leaf_quantile=None)
 
 
 def poisson() -> Objective:
@@ -163,13 +172,20 @@ def poisson() -> Objective:
     >>> float(jn.trees.poisson().loss(0.0, 2.0))
     1.0
     """
-    return Objective(
-        lambda score, target: jnp.exp(score) - target * score,
-        start=lambda targets, weights: jnp.log(jnp.maximum(weighted_mean(targets, weights), 1e-30)),
-        outputs=jnp.exp,
-        least_target=0.0,
-        largest_step=0.7,  # as in XGBoost
-    )
+    # The largest step is XGBoost's.
+    return Objective(_poisson_loss, start=_log_of_mean, outputs=_exp, least_target=0.0, largest_step=0.7)
+
+
+def _poisson_loss(score: Array, target: Array) -> jax.Array:
+    return jnp.exp(score) - target * score
+
+
+def _log_of_mean(targets: Array, weights: Array) -> jax.Array:
+    return jnp.log(jnp.maximum(weighted_mean(targets, weights), 1e-30))
+
+
+def _exp(scores: Array) -> jax.Array:  # pickle takes no jnp.exp
+    return jnp.exp(scores)
 
 
 def cross_entropy(num_classes: int = 2) -> Objective:
@@ -183,37 +199,49 @@ def cross_entropy(num_classes: int = 2) -> Objective:
     (4, 3)
     """
     check_int("cross_entropy: num_classes", num_classes, least=2)
+    metrics: dict[str, Any] = {"accuracy": _sign_is_right if num_classes == 2 else _largest_is_right}
     if num_classes == 2:
-        return Objective(
-            lambda score, target: jax.nn.softplus(score) - target * score,
-            start=lambda targets, weights: logit(jnp.clip(weighted_mean(targets, weights), 1e-6, 1 - 1e-6)),
-            hessian=lambda score, _: jax.nn.sigmoid(score) * jax.nn.sigmoid(-score),
-            outputs=lambda scores: jnp.stack([jax.nn.sigmoid(-scores), jax.nn.sigmoid(scores)], axis=-1),
-            metrics={"accuracy": lambda score, target: (score > 0) == (target > 0)},
-            num_classes=2,
-        )
+        return Objective(_logistic_loss, 1, _log_odds, _logistic_hessian, None, _both, metrics, num_classes)
+    start, hessian = (functools.partial(each, num_classes) for each in (_log_shares, _softmax_hessian))
+    return Objective(_softmax_loss, num_classes, start, hessian, None, _softmax, metrics, num_classes)
 
-    def priors(targets: Array, weights: Array) -> jax.Array:
-        def weight_of(label: Array) -> jax.Array:
-            return fixed_sum(jnp.where(targets == label, weights, 0.0))
 
-        shares = jax.lax.map(weight_of, jnp.arange(num_classes)) / fixed_sum(weights)
-        return jnp.log(jnp.maximum(shares, 1e-6))
+def _logistic_loss(score: Array, target: Array) -> jax.Array:
+    return jax.nn.softplus(score) - target * score
 
-    def hessian(scores: Array, _: Array) -> jax.Array:
-        shares = _softmax(scores)
-        # As in LightGBM: the scores have one degree of freedom less than classes (Friedman 2001).
-        return shares * (1 - shares) * num_classes / (num_classes - 1)
 
-    return Objective(
-        _softmax_cross_entropy,
-        num_outputs=num_classes,
-        start=priors,
-        hessian=hessian,
-        outputs=_softmax,
-        metrics={"accuracy": lambda scores, target: jnp.argmax(scores) == target},
-        num_classes=num_classes,
-    )
+def _logistic_hessian(score: Array, _: Array) -> jax.Array:
+    return jax.nn.sigmoid(score) * jax.nn.sigmoid(-score)
+
+
+def _log_odds(targets: Array, weights: Array) -> jax.Array:
+    return logit(jnp.clip(weighted_mean(targets, weights), 1e-6, 1 - 1e-6))
+
+
+def _both(scores: Array) -> jax.Array:
+    return jnp.stack([jax.nn.sigmoid(-scores), jax.nn.sigmoid(scores)], axis=-1)
+
+
+def _sign_is_right(score: Array, target: Array) -> Any:
+    return (score > 0) == (target > 0)
+
+
+def _largest_is_right(scores: Array, target: Array) -> Any:
+    return jnp.argmax(scores) == target
+
+
+def _log_shares(num_classes: int, targets: Array, weights: Array) -> jax.Array:
+    def weight_of(label: Array) -> jax.Array:
+        return fixed_sum(jnp.where(targets == label, weights, 0.0))
+
+    shares = jax.lax.map(weight_of, jnp.arange(num_classes)) / fixed_sum(weights)
+    return jnp.log(jnp.maximum(shares, 1e-6))
+
+
+def _softmax_hessian(num_classes: int, scores: Array, _: Array) -> jax.Array:
+    shares = _softmax(scores)
+    # As in LightGBM: the scores have one degree of freedom less than classes (Friedman 2001).
+    return shares * (1 - shares) * num_classes / (num_classes - 1)
 
 
 def _softmax(scores: Array) -> jax.Array:
@@ -246,11 +274,19 @@ def _(primals: Any, tangents: Any) -> Any:
     return _softmax_cross_entropy(scores, target), (gradient * tangents[0]).sum()
 
 
+def _softmax_loss(scores: Array, target: Array) -> jax.Array:  # pickle takes no function with a rule of its own
+    return _softmax_cross_entropy(scores, target)
+
+
+def _exponential_gain(grade: Array) -> Array:
+    return jnp.exp2(grade) - 1.0
+
+
 def lambda_rank(
     *,
     truncation: int = 30,
     ndcg_at: int = 10,
-    gain: Callable[[Array], Array] = lambda grade: jnp.exp2(grade) - 1.0,
+    gain: Callable[[Array], Array] = _exponential_gain,
 ) -> Objective:
     """LambdaRank: orders the rows of each query by relevance (Burges 2010, "From RankNet to LambdaRank to LambdaMART").
 
@@ -275,34 +311,46 @@ def lambda_rank(
     check_int("lambda_rank: truncation", truncation)
     check_int("lambda_rank: ndcg_at", ndcg_at)
 
-    def ndcg(scores: Array, targets: Array, queries: Array, weights: Array) -> jax.Array:
-        gains = gain(targets)
-        found, best = (_dcg(one, gains, queries, weights, ndcg_at) for one in (scores, gains))
-        return jnp.where(best > 0, found / jnp.where(best > 0, best, 1.0), 1.0)
+    loss, ndcg = (functools.partial(each, gain, ndcg_at) for each in (_ndcg_loss, _ndcg))
+    pairs = functools.partial(_pair_derivatives, gain, truncation)
+    return Objective(loss, derivatives=pairs, metrics={"ndcg": ndcg}, least_target=0.0)
 
-    def derivatives(scores: Array, targets: Array, queries: Array, weights: Array) -> tuple[jax.Array, jax.Array]:
-        best = _dcg(gain(targets), gain(targets), queries, weights, truncation)
-        order, first, rank = _ranked(scores, queries, weights)
-        values, gains, scale = jnp.stack([scores, gain(targets), 1 / jnp.where(best > 0, best, 1.0)])[:, order]
-        is_row, discount = weights[order] > 0, 1 / jnp.log2(rank + 2.0)
 
-        def pairs_with(top_rank: Array, sums: jax.Array) -> jax.Array:
-            """Adds gradients and Hessians of each row, paired with the one of its query that has ``top_rank``."""
-            top = jnp.minimum(first + top_rank, len(order) - 1)
-            sign = jnp.sign(gains - gains[top])
-            swapped = jnp.abs(gains - gains[top]) * jnp.abs(discount - 1 / jnp.log2(top_rank + 2.0)) * scale
-            wrong = jax.nn.sigmoid(-sign * (values - values[top]))  # the probability of the wrong order
-            weight = jnp.where((rank > top_rank) & is_row, swapped * wrong, 0.0)
-            gradient, hessian = -sign * weight, weight * (1 - wrong)
-            sums = sums + jnp.stack([gradient, hessian], axis=1)
-            return sums.at[top].add(jnp.stack([-gradient, hessian], axis=1))
+def _ndcg(
+    gain: Callable[[Array], Array], ndcg_at: int, scores: Array, targets: Array, queries: Array, weights: Array
+) -> jax.Array:
+    gains = gain(targets)
+    found, best = (_dcg(one, gains, queries, weights, ndcg_at) for one in (scores, gains))
+    return jnp.where(best > 0, found / jnp.where(best > 0, best, 1.0), 1.0)
 
-        zeros = jnp.zeros((len(order), 2))
-        sums = jax.lax.fori_loop(0, min(truncation, len(order)), pairs_with, zeros)
-        gradients, hessians = zeros.at[order].set(sums).T
-        return gradients, hessians
 
-    return Objective(lambda *rows: 1 - ndcg(*rows), derivatives=derivatives, metrics={"ndcg": ndcg}, least_target=0.0)
+def _ndcg_loss(*arguments: Any) -> jax.Array:
+    return 1 - _ndcg(*arguments)
+
+
+def _pair_derivatives(
+    gain: Callable[[Array], Array], truncation: int, scores: Array, targets: Array, queries: Array, weights: Array
+) -> tuple[jax.Array, jax.Array]:
+    best = _dcg(gain(targets), gain(targets), queries, weights, truncation)
+    order, first, rank = _ranked(scores, queries, weights)
+    values, gains, scale = jnp.stack([scores, gain(targets), 1 / jnp.where(best > 0, best, 1.0)])[:, order]
+    is_row, discount = weights[order] > 0, 1 / jnp.log2(rank + 2.0)
+
+    def pairs_with(top_rank: Array, sums: jax.Array) -> jax.Array:
+        """Adds gradients and Hessians of each row, paired with the one of its query that has ``top_rank``."""
+        top = jnp.minimum(first + top_rank, len(order) - 1)
+        sign = jnp.sign(gains - gains[top])
+        swapped = jnp.abs(gains - gains[top]) * jnp.abs(discount - 1 / jnp.log2(top_rank + 2.0)) * scale
+        wrong = jax.nn.sigmoid(-sign * (values - values[top]))  # the probability of the wrong order
+        weight = jnp.where((rank > top_rank) & is_row, swapped * wrong, 0.0)
+        gradient, hessian = -sign * weight, weight * (1 - wrong)
+        sums = sums + jnp.stack([gradient, hessian], axis=1)
+        return sums.at[top].add(jnp.stack([-gradient, hessian], axis=1))
+
+    zeros = jnp.zeros((len(order), 2))
+    sums = jax.lax.fori_loop(0, min(truncation, len(order)), pairs_with, zeros)
+    gradients, hessians = zeros.at[order].set(sums).T
+    return gradients, hessians
 
 
 def _ranked(scores: Array, queries: Array, weights: Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -81,6 +81,19 @@ def test_own_tasks_may_have_any_arrays_targets_and_predictions_in_fit_and_sweep(
     assert members[0].final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-5)
 
 
+def test_an_evaluation_gets_what_the_last_one_in_the_training_kept():
+    def again(params: Any, state: Any, batch: jn.Batch, key: Any, kept: Any) -> Any:
+        kept = jnp.zeros(len(batch.mask)) if kept is None else kept
+        others = {"times": (kept + 1) @ batch.mask, "size": len(batch.mask) * batch.mask.sum()}
+        return evaluate(params, state, batch, key) | others, kept + 1
+
+    experiment = own(evaluate_again=again)
+    for size, how in ((23, {}), (23, {"resident": False}), (24, {"devices": 2, "strategy": "data"})):
+        run = tiny.fit(experiment, eval_every=5, eval_batch_size=48, **how)
+        assert run.metrics["test_times"].tolist() == [1, 2, 3, 4] and run.evaluate("test")["size"] == size
+    assert [member.final["test_times"] for member in sweep(experiment, eval_every=5, devices=2).members] == [4.0] * 3
+
+
 def losing(made: Callable[[Any, jax.Array], Any]) -> dict[str, Any]:
     """A task whose loss returns what ``made(state, nats [batch])`` does."""
     return {"loss": lambda params, state, batch, key: made(state, nats(params, batch))}

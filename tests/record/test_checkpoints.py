@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -424,7 +425,13 @@ def test_what_is_no_weights_is_named(tmp_path):
     (tmp_path / "torn.safetensors").write_bytes(b"torn")
     save({"Dense.bias": narrow}, tmp_path / "float8.safetensors")
     save({"a.b": np.ones(1), "a.b.c": np.ones(1)}, tmp_path / "both.safetensors")
-    files = dict.fromkeys(("torn", "missing", "float8"), "cannot be read as safetensors")
-    for name, words in {**files, "both": "has a tensor a.b and others below this name"}.items():
+    save({"." * 300_000: np.ones(1)}, tmp_path / "deep.safetensors")
+    for name, shape in {"axes": [1] * 65, "huge": [0, 2**62]}.items():
+        size = 4 * (name == "axes")
+        header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}}).encode()
+        (tmp_path / f"{name}.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(size))
+    files = dict.fromkeys(("torn", "missing", "float8", "axes", "huge"), "cannot be read as safetensors")
+    names = {"deep": "has a name of 300000 dots", "both": "has a tensor a.b and others below this name"}
+    for name, words in (files | names).items():
         with pytest.raises(jn.RecordError, match=f"{name}.safetensors {words}"):
             jn.load_weights(tmp_path / f"{name}.safetensors")
