@@ -68,8 +68,8 @@ check:  ## run lint, then test
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory test
 
-docs: $(VENV)/.docs  ## build the documentation into site/
-	@$(BIN)/python -m mkdocs build --strict
+docs: $(VENV)/.docs  ## build the documentation into site/, or serve it with search: ARGS=--serve
+	@$(BIN)/python -m mkdocs $(if $(filter --serve,$(ARGS)),serve,build) --strict
 
 clean:  ## remove environments, caches and builds; runs/ stays
 	@rm -rf $(VENV) $(GPU) $(PEERS) build dist site .mypy_cache .pytest_cache .ruff_cache
