@@ -62,6 +62,12 @@ class Run:
         return self.summary.metrics
 
     @property
+    def name(self) -> str | None:
+        """The option ``name``, or None."""
+        options = None if self._facts is None else self._facts["options"]
+        return options.get("name") if options is not None else self._trainer and self._trainer.options.name
+
+    @property
     def resumable(self) -> bool:
         """Whether there is a checkpoint to resume from."""
         return self.dir is not None and (self.dir / record.FOLDER).is_dir()

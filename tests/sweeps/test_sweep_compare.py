@@ -114,6 +114,8 @@ def test_sides_are_named_by_what_differs(sides):
     assert compare(a, b).sides == tuple(f"{side.dir}  learning_rate {x}, width 4" for side, x in ((a, 0.01), (b, 0.1)))
     bare = [dataclasses.replace(side, dir=None) for side in (a, b)]
     assert str(compare(*bare)).startswith("A  learning_rate 0.01, width 4\nB  learning_rate 0.1, width 4\n")
+    named = [dataclasses.replace(side, name=name) for side, name in zip(bare, ("slow", "fast"), strict=True)]
+    assert compare(*named).sides[0] == "slow  learning_rate 0.01, width 4"
     parts = [a.select(seed=0), a.select(seed=1)]
     assert compare(parts, b).sides[0] == f"{a.dir} and 1 more  learning_rate 0.01, width 4"
 
