@@ -28,7 +28,9 @@ gpu-day: $(INSTALLED)  ## check and measure everything on this machine's GPU, in
 	@$(BIN)/python experiments/benchmarks/gpu_day.py $(ARGS)
 
 onednn: $(INSTALLED)  ## build and install native kernels, faster on CPUs: needs a C++ compiler
+	@echo 'Building native kernels (dense layers, convolutions, attention, LSTM, Adam, trees) for this CPU: takes some minutes.'
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check ./native/onednn
+	@echo 'Installed jaxnn_onednn into $(VENV): used on CPUs from now on, unless JAXNN_NATIVE=off is set.'
 
 onednn-sanitize: $(INSTALLED)  ## stress its threads and memory under sanitizers: needs CMake
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check './native/onednn[dev]'

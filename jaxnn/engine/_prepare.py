@@ -194,7 +194,9 @@ def _open_population(trainer: Trainer, members: Members) -> None:
 
 def fastest_steps(programs: Programs, make_call: Callable[[int], Call], window: int) -> tuple[int, dict[int, float]]:
     """The fastest steps per call, which should divide a ``window``, and the measured seconds per step by length."""
-    return choose_steps_per_call(make_call, window, first_length(programs, window), wary=_slow_in_loops(programs))
+    compile_seconds = max((one.seconds for one in programs.ledger if one.name.startswith("train")), default=0.0)
+    how: Any = {"wary": _slow_in_loops(programs), "compile_seconds": compile_seconds}
+    return choose_steps_per_call(make_call, window, first_length(programs, window), **how)
 
 
 def first_length(programs: Programs, window: int) -> int:

@@ -64,8 +64,9 @@ class Run:
     @property
     def name(self) -> str | None:
         """The option ``name``, or None."""
-        options = None if self._facts is None else self._facts["options"]
-        return options.get("name") if options is not None else self._trainer and self._trainer.options.name
+        if self._facts is not None:
+            return self._facts["options"].get("name")  # type: ignore[no-any-return]
+        return None if self._trainer is None else self._trainer.options.name
 
     @property
     def resumable(self) -> bool:

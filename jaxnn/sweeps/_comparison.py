@@ -209,8 +209,7 @@ def _varying(members: Sequence[Member]) -> set[str]:
 
 
 def _describe_sides(given: Sequence[Comparable], sides: Sequence[Sweep]) -> tuple[str, str]:
-    """Each side's name, directory, and constant fields that were swept and selected by, or in which the other differs.
-    """
+    """Each side's name, directory, and the constant fields that were selected by, or in which the other differs."""
     selected = {axis.name for side in sides for axis in side.axes if len(axis.values) == 1}
     named = selected | _varying([member for side in sides for member in side.members])
     described = []

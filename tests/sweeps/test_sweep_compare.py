@@ -316,6 +316,14 @@ def test_two_settings_have_a_heat_map(tmp_path):
     np.testing.assert_allclose(slice_.get_xydata(), [[0.001, 1.05], [0.01, 1.45]])
 
 
+def test_a_diverged_seed_does_not_take_all_colours_of_a_heat_map(tmp_path):
+    losses: dict[Any, float | None] = {(10.0**-k, 0.1 * j): 1.0 + 0.1 * (k + j) for k in range(3) for j in range(2)}
+    sweep = swept.sweep(tmp_path / "s", losses | {(1.0, 0.0): 1e6}, "learning_rate", "model.dropout")
+    cells = panels(sweep.plot())["learning_rate", "model.dropout"]
+    assert cells.get_images()[0].norm.vmax == pytest.approx(1.3)
+    assert {text.get_text() for text in cells.texts} >= {"1.1", "1.3", "1e+06"}, "numbers in the cells"
+
+
 def test_scattered_draws_are_points(tmp_path):
     points: dict[Any, float | None] = {(10.0**-k, 0.1 * k): 1.0 + k for k in range(1, 7)}
     sweep = swept.sweep(tmp_path / "s", points | {(1.0, 0.9): None}, "learning_rate", "model.dropout")
