@@ -28,7 +28,9 @@ gpu-day: $(INSTALLED)  ## check and measure everything on this machine's GPU, in
 	@$(BIN)/python experiments/benchmarks/gpu_day.py $(ARGS)
 
 onednn: $(INSTALLED)  ## build and install native kernels, faster on CPUs: needs a C++ compiler
+	@echo 'Building native kernels (dense layers, convolutions, attention, LSTM, Adam, trees) for this CPU: takes some minutes.'
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check ./native/onednn
+	@echo 'Installed jaxnn_onednn into $(VENV): used on CPUs from now on, unless JAXNN_NATIVE=off is set.'
 
 onednn-sanitize: $(INSTALLED)  ## stress its threads and memory under sanitizers: needs CMake
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check './native/onednn[dev]'
@@ -71,8 +73,8 @@ check:  ## run lint, then test
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory test
 
-docs: $(VENV)/.docs  ## build the documentation into site/
-	@$(BIN)/python -m mkdocs build --strict
+docs: $(VENV)/.docs  ## build the documentation into site/, or serve it with search: ARGS=--serve
+	@$(BIN)/python -m mkdocs $(if $(filter --serve,$(ARGS)),serve,build) --strict
 
 clean:  ## remove environments, caches and builds; runs/ stays
 	@rm -rf $(VENV) $(GPU) $(PEERS) build dist site .mypy_cache .pytest_cache .ruff_cache

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
-TIMINGS = ("seconds", "steps_per_second", "examples_per_second")
+TIMINGS = ("seconds", "steps_per_second", "examples_per_second", "elapsed")
 
 
 class Broken(Exception):

@@ -116,7 +116,8 @@ def arrays(
     r"""Makes a data set of the user's own arrays, and checks them.
 
     Each split is a pair ``(inputs [examples, ...], targets [examples, ...])`` of array-likes. Integer targets are
-    labels ``0 … num_classes - 1``; targets of a regression are floats. Inputs of dtype uint8 stay uint8 and are scaled
+    labels ``0 … num_classes - 1``; texts are labels too, whose names become ``class_names``, in alphabetical order if
+    none are given; targets of a regression are floats. Inputs of dtype uint8 stay uint8 and are scaled
     to 0…1 a batch at a time; other integers become int32 and keep their values (tokens); floats become float32;
     booleans float32 as inputs and int32 as targets. Arrays that need no conversion are not copied.
 
@@ -124,6 +125,8 @@ def arrays(
     lengths and masks of examples. A split that is an array or a dict, and no pair, has inputs alone; ``batch.targets``
     is then None.
 
+    >>> jn.data.arrays((np.eye(3), ["good", "bad", "good"])).class_names
+    ('bad', 'good')
     >>> images, texts = np.zeros((8, 4, 4, 1), np.uint8), np.ones((8, 5), int)
     >>> jn.data.arrays(train={"image": images, "text": texts})
     Splits(arrays: 8 train, inputs {image: uint8 [4, 4, 1], text: int32 [5]})
@@ -140,11 +143,12 @@ def arrays(
     them. Raises DataError for a split that is not of arrays of numbers, a masked array, different lengths, an empty
     split, NaN or infinity, an integer beyond int32, a label out of range, or splits that differ in shape or dtype.
     """
-    known = _examples.resolve_num_classes(class_names, num_classes)
     if not isinstance(others, Mapping | None):
         raise DataError(f"others must be a dict of splits by name, not a {type(others).__name__}.")
     _examples.check_split_names(others or ())
     pairs = _examples.given_splits(train, test, validation) | dict(others or {})
+    pairs, class_names = _examples.encode_labels(pairs, class_names)
+    known = _examples.resolve_num_classes(class_names, num_classes)
     examples = {split: _examples.as_examples(split, pair) for split, pair in pairs.items()}
     for split, one in examples.items():
         first, of_train = (jax.tree.map(lambda array: array[0], which) for which in (one, examples["train"]))
@@ -158,7 +162,7 @@ def arrays(
             )
     sources: dict[str, Any] = {split: ArraySource(arrays) for split, arrays in examples.items()}
     rest = {split: sources.pop(split) for split in others or {}}
-    return Splits(**sources, name=name, class_names=tuple(class_names), others=rest)
+    return Splits(**sources, name=name, class_names=class_names, others=rest)
 
 
 def split_off_validation(

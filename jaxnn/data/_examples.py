@@ -53,6 +53,39 @@ def distinct(entries: Iterable[str]) -> tuple[str, ...]:
         return tuple(found)
 
 
+def encode_labels(pairs: dict[str, Any], class_names: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Returns splits whose targets are integers where they were texts, and the names of their classes.
+
+    Without ``class_names`` they are the different texts of ``train``. DataError for a text that is none of them.
+    """
+
+    def texts(pair: Any) -> np.ndarray | None:
+        given = pair[1] if isinstance(pair, tuple | list) and len(pair) == 2 else None
+        # Lists, and arrays or columns of a data frame.
+        kind = "O" if isinstance(given, list | tuple) else getattr(getattr(given, "dtype", None), "kind", "")
+        if kind not in ("O", "U"):
+            return None
+        labels = np.array(given, object)
+        return labels if labels.size and all(isinstance(label, str) for label in labels.flat) else None
+
+    found = {split: labels for split, pair in pairs.items() if (labels := texts(pair)) is not None}
+    if not found:
+        return pairs, tuple(class_names)
+    class_names = tuple(class_names) or distinct(map(str, found.get("train", np.array([])).flat))
+    numbers = {name: number for number, name in enumerate(class_names)}
+    encoded = dict(pairs)
+    for split, labels in found.items():
+        ids = np.array([numbers.get(label, -1) for label in labels.flat], np.int32).reshape(labels.shape)
+        if (ids < 0).any():
+            wrong = labels[ids < 0][0]
+            raise DataError(
+                f"{split} has the label {wrong!r}, which is no class of train ({', '.join(class_names[:5])}"
+                f"{', …' if len(class_names) > 5 else ''}): correct or remove such examples."
+            )
+        encoded[split] = pairs[split][0], ids
+    return encoded, class_names
+
+
 def is_integers(targets: PyTree) -> bool:
     """Whether ``targets`` are one array of integers."""
     return np.issubdtype(getattr(targets, "dtype", float), np.integer)

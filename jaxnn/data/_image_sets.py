@@ -87,7 +87,7 @@ def _idx_images(name: str, class_names: tuple[str, ...], data_dir: PathLike | No
 
 @os_errors_named()
 def read_idx(path: PathLike, num_axes: int | None = None) -> np.ndarray:
-    """Reads the array in an idx file, gzipped if its name ends in ``.gz``; ``num_axes`` checks its number of axes.
+    """Reads the array in an idx file, which may be gzipped; ``num_axes`` checks its number of axes.
 
     The format (LeCun's MNIST page): two zero bytes, a byte for the dtype, a byte for the number of axes, each axis's
     length as a big-endian uint32, and the values, big-endian, in C order. Raises DataError, with the path, for a file
@@ -99,7 +99,8 @@ def read_idx(path: PathLike, num_axes: int | None = None) -> np.ndarray:
     Splits(arrays: 2 train, inputs uint8 [3])
     """
     path = Path(path)
-    is_gzip = path.suffix == ".gz"
+    with path.open("rb") as start:
+        is_gzip = start.read(2) == b"\x1f\x8b"  # by its content: a browser may have decompressed what is called .gz
     try:
         with cast(BinaryIO, (gzip.open if is_gzip else open)(path, "rb")) as file:
             magic = file.read(4)

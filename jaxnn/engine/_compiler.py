@@ -19,7 +19,7 @@ from jaxnn.engine._prediction import make_predict, metrics_of_outputs
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, Start, find_start, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
 from jaxnn.nn import collect_reasons, partition_specs
-from jaxnn.parallel import Layout, process_count, shardings_of
+from jaxnn.parallel import Layout, broadcast_from_primary, process_count, shardings_of
 from jaxnn.record import data_fingerprint, program_fingerprint, text_fingerprint
 from jaxnn.steps import Totals, make_evaluate_step
 from jaxnn.tasks import derived_metrics
@@ -140,6 +140,28 @@ class Programs:
         """The memory that a call takes on each device and frees again."""
         return observe.temporary_bytes(self._compiled["train", shape, num_steps])
 
+    def check_memory(self) -> None:
+        """Raises TrainingError if a member's state and the largest compiled program exceed a device's free memory.
+
+        Without a compiled program the state alone is compared. Nothing has been allocated for the state yet.
+        """
+        layout = self.layout
+        # The devices of a CPU share its memory.
+        copies = len(layout.mesh.local_devices) if layout.mesh is not None and layout.platform == "cpu" else 1
+        parts = {"parameters": self.shards.params, "the optimizer state": self.shards.opt_state}
+        parts["the model state"] = self.shards.model_state
+        sizes = {name: copies * observe.nbytes(part) for name, part in parts.items()}
+        made = [program for key, program in self._compiled.items() if key[0] != "initialise"]
+        sizes["temporary arrays"] = copies * max(map(observe.temporary_bytes, made), default=0)
+        free, needed = broadcast_from_primary(lambda: observe.available_bytes(layout.device)), sum(sizes.values())
+        if free is not None and needed > free:
+            listed = ", ".join(f"{name} {observe.format_bytes(size)}" for name, size in sizes.items() if size)
+            raise TrainingError(
+                f"training does not fit in memory: it takes {observe.format_bytes(needed)} ({listed}), and "
+                f"{observe.format_bytes(free)} are free: make the model or the batch smaller, or use more devices with "
+                "strategy='fsdp'."
+            )
+
     def launch_seconds(self, shape: Shape | None, num_steps: int) -> float:
         """The seconds on a GPU that the launches of a call take, of one chunk of a population."""
         return observe.work_of(self._compiled["train", shape, num_steps].as_text()).launch_seconds
@@ -232,6 +254,15 @@ class Programs:
     def member_bytes(self) -> int:
         """The memory of the state of one member."""
         return observe.nbytes(self.shapes)
+
+    @functools.cached_property
+    def shards(self) -> TrainState:
+        """The shapes of what one device holds of each array of the state of one member."""
+
+        def shard(leaf: jax.ShapeDtypeStruct, where: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(where.shard_shape(leaf.shape), leaf.dtype)
+
+        return self.shapes if self.shardings is None else jax.tree.map(shard, self.shapes, self.shardings)
 
     def fingerprint(self) -> dict[str, str | None]:
         """Digests of the data, and by `record.PARTS` of what the first member computes, however it is run."""

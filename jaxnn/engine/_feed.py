@@ -8,9 +8,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxnn.data import padded_indices
-from jaxnn.observe import available_bytes, nbytes
+from jaxnn.observe import available_bytes, format_bytes, nbytes
 from jaxnn.parallel import SINGLE_DEVICE, Layout, broadcast_from_primary
-from jaxnn.types import Array, Batch, Examples, PyTree, Source, Splits
+from jaxnn.types import Array, Batch, Examples, PyTree, Source, Splits, TrainingError
 
 # The share of a device's free memory that resident data may take: the step needs the rest.
 RESIDENT_SHARE = 0.5
@@ -43,12 +43,18 @@ def make_feed(
         return _streamed_feed(splits.train, seed, batch_size, layout)
     if not jax.tree.leaves(splits.train.examples):  # generated there
         resident = True
+    # The devices of a CPU share its memory.
+    copies = layout.num_devices if layout.platform == "cpu" else 1
+    needed = copies * sum(nbytes(one.examples) for one in splits.named().values() if one.examples is not None)
+    free = broadcast_from_primary(lambda: None if layout.abstract else available_bytes(layout.device))
     if resident is None:
-        # The devices of a CPU share its memory.
-        copies = layout.num_devices if layout.platform == "cpu" else 1
-        needed = copies * sum(nbytes(one.examples) for one in splits.named().values() if one.examples is not None)
-        free = available_bytes(layout.device)
-        resident = broadcast_from_primary(lambda: free is None or needed <= RESIDENT_SHARE * free)
+        resident = free is None or needed <= RESIDENT_SHARE * free
+    elif resident and free is not None and needed > free and (copies > 1 or layout.platform != "cpu"):
+        # One CPU device may use the arrays of the host as they are.
+        raise TrainingError(
+            f"resident data take {format_bytes(needed)}, and {format_bytes(free)} are free: leave resident at None to "
+            "send a call's batches at a time."
+        )
     make = _resident_feed if resident else _host_feed
     return make(splits.train, seed, batch_size, layout)
 

@@ -188,6 +188,7 @@ def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowR
                     )
     rate, batch_size = result.num_steps / result.seconds, trainer.experiment.config.batch_size
     speed = {"seconds": result.seconds, "steps_per_second": rate, "examples_per_second": rate * batch_size}
+    speed["elapsed"] = trainer.elapsed
     lines: dict[int, dict[str, Any]] = {}
     for place, row in block.members():
         line: dict[str, Any] = {"step": result.step}

@@ -51,6 +51,7 @@ EVALUATION_SHARE = 0.2  # of the time of training, for evaluations by default, b
 # Options that are counts, and their minimum.
 LEAST = dict.fromkeys(("steps_per_call", "report_every", "eval_batch_size", "eval_batches", "keep_last", "patience"), 1)
 LEAST |= dict.fromkeys(("eval_every", "checkpoint_every", "keep_best"), 0)
+MOST_OF_A_NAME = 100  # characters
 # Options with a fixed set of values.
 CHOICES = {
     "monitor_mode": ("auto", "min", "max"),
@@ -84,6 +85,8 @@ class RunOptions:
     """Continue what is recorded in this directory, bit for bit, with its config and options."""
     record: bool = True
     """Write a record: facts, metrics.jsonl, checkpoints."""
+    name: str | None = None
+    """Name of the run or sweep: NAME of its directory, and in comparisons; default: that of the script or the data."""
     steps_per_call: int | None = None
     """Training steps compiled into one call; default: chosen by the time or the operations of a step."""
     report_every: int | None = None
@@ -138,6 +141,11 @@ class RunOptions:
                 if not isinstance(path, str | os.PathLike):
                     raise ConfigError(f"{name} is {path!r}, and must be a path.")
                 object.__setattr__(self, name, Path(path))
+        if self.name is not None:
+            is_name = isinstance(self.name, str) and self.name.isprintable() and not {*self.name} & {*"/\\"}
+            if not is_name or not 0 < len(self.name) <= MOST_OF_A_NAME or not self.name.strip(". "):
+                wanted = f"a text of 1 to {MOST_OF_A_NAME} characters, without slashes"
+                raise ConfigError(f"name is {self.name!r:.60}, and must be {wanted}: it names a folder.")
         for name, least in LEAST.items():
             value, default = getattr(self, name), getattr(RunOptions, name)
             if value is not None or default is not None:

@@ -98,6 +98,7 @@ def open_trainer(
         deterministic=options.deterministic,
         clock=clock,
     )
+    programs.check_memory()
     if (rows := len(programs.batch.mask)) != config.batch_size:
         raise DataError(
             f"the data make batches of {rows} examples, and batch_size is {config.batch_size}: make as many."
@@ -164,12 +165,14 @@ def _open_run(trainer: Trainer, steps_per_call: int | None) -> None:
     elif steps is None and window > 1:
         cause = "to measure steps per call"
         programs.compile_together(None, [first_length(programs, window)], eval_split, cause)
+        programs.check_memory()
         with trainer.clock.span("measure", "measuring steps per call"):
             steps, trainer.seconds_per_step = fastest_steps(programs, make_calls(programs, cause), window)
     steps = min(steps or 1, plan.num_steps)
     trainer.plan = with_tails(plan._replace(steps_per_call=steps))
     if not trainer.seconds_per_step:
         programs.compile_together(None, trainer.plan.call_lengths(), eval_split, "start")
+        programs.check_memory()
     for length in trainer.plan.call_lengths():
         programs.train(None, length, "start" if length == steps else "window's end")
     trainer.state = programs.init()
@@ -191,7 +194,9 @@ def _open_population(trainer: Trainer, members: Members) -> None:
 
 def fastest_steps(programs: Programs, make_call: Callable[[int], Call], window: int) -> tuple[int, dict[int, float]]:
     """The fastest steps per call, which should divide a ``window``, and the measured seconds per step by length."""
-    return choose_steps_per_call(make_call, window, first_length(programs, window), wary=_slow_in_loops(programs))
+    compile_seconds = max((one.seconds for one in programs.ledger if one.name.startswith("train")), default=0.0)
+    how: Any = {"wary": _slow_in_loops(programs), "compile_seconds": compile_seconds}
+    return choose_steps_per_call(make_call, window, first_length(programs, window), **how)
 
 
 def first_length(programs: Programs, window: int) -> int:

@@ -81,6 +81,7 @@ class Trainer:
     rates: list[float] = dataclasses.field(default_factory=list)  # steps/s in each window of this process
     _reported: records.LogDigest = dataclasses.field(init=False)  # of the lines in the record
     _saved_at: float = 0.0  # when a state was saved last, by ``time.perf_counter``
+    _elapsed_before: float = 0.0  # seconds, in earlier processes
 
     @property
     def experiment(self) -> Experiment[Any]:
@@ -99,6 +100,11 @@ class Trainer:
         """Whether more of the monitored metric is better: by the option, or as its task states."""
         mode, stated = self.options.monitor_mode, self.programs.task.directions
         return (direction_of(self.monitored, stated) if mode == "auto" else mode) == "max"
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds from the start of the run to now, without the time between an interruption and its resume."""
+        return self._elapsed_before + sum(self.clock.seconds.values())
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, str | None]:
@@ -216,6 +222,8 @@ class Trainer:
             log.lines = []
         for line in lines:
             self.logs[row_of(line)].lines.append(records.without_member(line))
+        known = (line.get("elapsed") for line in lines)
+        self._elapsed_before = max((value for value in known if isinstance(value, int | float)), default=0.0)
         return [damage] if damage is not None else []
 
     def settle(self, row: int, step: int, *, diverged: bool) -> None:

@@ -28,6 +28,8 @@ SHORT_STEP = 2e6
 # Members with short steps share a vmap up to this many operations of a step: wider ones gain little.
 SHORT_VMAP = 1e8
 ROUNDS = 3
+# Steps per call are measured, programs compiled for it included, for a tenth of the first minute.
+MEASURE_SECONDS = 6.0
 WORTHWHILE, HARMLESS = 0.95, 1.05
 # The overhead of a call is a few percent at 0.1 seconds per call of an MNIST MLP, and hardly any at longer ones.
 CALL_SECONDS = 0.3
@@ -55,45 +57,70 @@ type Call = Callable[[], object]
 
 
 def choose_steps_per_call(
-    make_call: Callable[[int], Call], window: int, first: int = 1, *, wary: bool = False
+    make_call: Callable[[int], Call],
+    window: int,
+    first: int = 1,
+    *,
+    wary: bool = False,
+    compile_seconds: float = 0.0,
 ) -> tuple[int, dict[int, float]]:
     """Tries calls of one step, of a few, and if those were no slower, of many; they should divide ``window``.
 
     ``make_call(num_steps)`` returns a compiled call, which returns arrays without waiting. A call of more than one step
     given as ``first`` is the only one tried, and run once, unless it turns out to be long. If ``wary``, as loops may be
-    slow, one of two steps is tried before longer ones. Returns the fastest length, and the seconds per step of each one
-    tried.
+    slow, one of two steps is tried before longer ones. What would take more than `MEASURE_SECONDS` in all, where
+    another program takes ``compile_seconds``, is not tried. Returns the fastest length, and the seconds per step of
+    each one tried.
     """
     measured: dict[int, float] = {}
+    until = time.perf_counter() + MEASURE_SECONDS
+
+    def affordable(length: int, step_seconds: float) -> bool:
+        return _in_time(compile_seconds + 2 * length * step_seconds, until)
+
     if first > 1:
         measured[first] = timed_round(make_call(first), first, 1)
         if first * measured[first] <= CALL_SECONDS:
             return first, measured
-    measured[1] = seconds_per_step(make_call(1), 1)
+    measured[1] = seconds_per_step(make_call(1), 1, until=until)
     # About ``PROBE_SECONDS`` of steps, as a power of four so that reruns agree.
     power = max(1, round(math.log(max(2.0, PROBE_SECONDS / measured[1]), 4)))
     probe = min(WARY_STEPS, window) if wary else near_divisor(window, min(MOST_STEPS, 4**power))
-    if probe not in measured:
-        measured[probe] = seconds_per_step(make_call(probe), probe, give_up_above=2 * measured[1])
-    if measured[probe] <= HARMLESS * measured[1]:
+    if probe not in measured and affordable(probe, measured[1]):
+        measured[probe] = seconds_per_step(make_call(probe), probe, give_up_above=2 * measured[1], until=until)
+    if measured.get(probe, math.inf) <= HARMLESS * measured[1]:
         # The compiler is no slower in a loop, so a long call is safe to try.
         steps = min(MOST_STEPS, round(CALL_SECONDS / measured[probe]))
         if measured[probe] < WORTHWHILE * measured[1]:
             steps = max(ENOUGH_STEPS, steps)
         length = near_divisor(window, steps)
-        if length > probe:
-            measured[length] = seconds_per_step(make_call(length), length)
+        if length > probe and affordable(length, measured[probe]):
+            measured[length] = seconds_per_step(make_call(length), length, until=until)
     fastest = min(measured, key=lambda length: measured[length])
     return fastest, measured
 
 
-def seconds_per_step(call: Call, length: int, give_up_above: float = math.inf) -> float:
-    """The fastest of a few rounds of calls of ``length`` steps, after one to warm up."""
+def _in_time(seconds: float, until: float) -> bool:
+    """Whether ``seconds`` from now are over by ``until``; the first process's answer, so that all choose the same."""
+    end = time.perf_counter() + seconds
+    return broadcast_from_primary(lambda: end <= until)
+
+
+def seconds_per_step(call: Call, length: int, give_up_above: float = math.inf, until: float = math.inf) -> float:
+    """The fastest of a few rounds of calls of ``length`` steps, after one to warm up; of fewer if they end ``until``.
+
+    ``until`` is a time of ``time.perf_counter``.
+    """
     warm_up = timed_round(call, length, 1)
     if warm_up > 4 * give_up_above:
         return warm_up
     num_calls = max(1, min(10, int(PROBE_SECONDS / (warm_up * length))))
-    return min(timed_round(call, length, num_calls) for _ in range(ROUNDS))
+    seconds = list[float]()
+    for _ in range(ROUNDS):
+        if not _in_time(num_calls * length * warm_up, until):
+            break
+        seconds.append(timed_round(call, length, num_calls))
+    return min(seconds, default=warm_up)
 
 
 def timed_round(call: Call, length: int, num_calls: int) -> float:

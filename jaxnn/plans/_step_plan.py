@@ -242,13 +242,8 @@ def _plan(
             reason = "a step that calls Python (jax.debug.print, jax.pure_callback, io_callback) cannot be compiled"
             raise ConfigError(f"{reason} for a card that is not here: leave these calls out.") from error
     products = {dtype: members * flops / layout.num_devices for dtype, flops in programs.product_flops.items()}
-    stats, state = compiled.memory_analysis(), programs.shapes
-
-    def shard(leaf: Any, where: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(where.shard_shape(leaf.shape), leaf.dtype)
-
-    shards = jax.tree.map(shard, state, programs.shardings)
-    memory = {name: members * nbytes(part) for name, part in zip(state._fields, shards, strict=True)}
+    stats = compiled.memory_analysis()
+    memory = {name: members * nbytes(part) for name, part in programs.shards._asdict().items()}
     given = stats.argument_size_in_bytes - sum(memory.values())
     names = {"params": "parameters", "opt_state": "optimizer state", "model_state": "model state"}
     parts = {text: memory[name] for name, text in names.items() if memory[name]}

@@ -10,7 +10,7 @@ from jaxnn.types import RecordError
 
 SHARDS = f"shards/*/{SWEEP_FILE}"  # in the directory of a sweep without a `sweep.json` of its own
 # The keys of a line that are no metrics; those have the name of their split, or of a probe, in front.
-NO_METRICS = ("step", "member", "seconds", "steps_per_second", "examples_per_second")
+NO_METRICS = ("step", "member", "seconds", "steps_per_second", "examples_per_second", "elapsed")
 # The fields that every run.json has from the start, on which readers rely.
 FACTS = (
     *("name", "status", "started", "config", "options", "steps_per_call", "seconds_per_step_measured"),

@@ -44,8 +44,8 @@ class Session:
 
     @property
     def name(self) -> str:
-        """The experiment's name: that of the file its config is defined in, else that of its data."""
-        return file_name_of(self.trainer.experiment) or self.trainer.splits.name
+        """The option ``name``, else the name of the file that defines the experiment's config, else its data's."""
+        return self.trainer.options.name or file_name_of(self.trainer.experiment) or self.trainer.splits.name
 
 
 @contextlib.contextmanager

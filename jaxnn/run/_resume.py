@@ -33,7 +33,7 @@ def continued_options(experiment: Experiment[Any], options: RunOptions, before: 
     for name in (*KEPT_OPTIONS, "devices", "strategy", "mesh"):
         if name not in before["options"]:
             raise RecordError(f"run.json in {path} lacks the option {name!r}: the record is damaged.")
-    kept = {name: before["options"][name] for name in KEPT_OPTIONS}
+    kept = {name: before["options"][name] for name in KEPT_OPTIONS} | {"name": before["options"].get("name")}
     if kept["deterministic"] and not given.get("deterministic", True):
         raise ConfigError(f"the run in {path} is deterministic, and stays so: leave deterministic at its default.")
     if before["status"] == "finished" and before["config"]["num_steps"] == experiment.config.num_steps:

@@ -62,6 +62,13 @@ class Run:
         return self.summary.metrics
 
     @property
+    def name(self) -> str | None:
+        """The option ``name``, or None."""
+        if self._facts is not None:
+            return self._facts["options"].get("name")  # type: ignore[no-any-return]
+        return None if self._trainer is None else self._trainer.options.name
+
+    @property
     def resumable(self) -> bool:
         """Whether there is a checkpoint to resume from."""
         return self.dir is not None and (self.dir / record.FOLDER).is_dir()

@@ -27,6 +27,8 @@ RETRY_SECONDS = 0.01
 OVER, AGAIN = 0, 255
 # sysexits' EX_TEMPFAIL, "try again later": the run was interrupted, and can be resumed or started again.
 RESUMABLE = 75
+# A shell's exit status of a process that a signal ended, less the signal's number.
+SIGNALLED = 128
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -38,14 +40,17 @@ class Interruption:
     """Whether, and by which signal, the run was asked to stop.
 
     Signals are taken in by a thread, which Python wakes from C: the main thread may be inside XLA's compiler for
-    minutes, during which Python calls no handler.
+    minutes, during which Python calls no handler. A call that never ends is ended with the process.
     """
 
     def __init__(self, farewell: Farewell | None = None) -> None:
         self.signum: int | None = None  # the signal that asked to stop after what is under way
         self.ended_by: int | None = None  # the one that ends all at once: a second one, or one before training started
-        # How the process ends if the main thread does not end it in time; None: it is not ours to end.
+        # How the process ends if the main thread does not end it in time; None: a caller's process, which is ended only
+        # if the main thread does not come back from C++ code.
         self.farewell = farewell
+        self.asked_at = math.inf  # when ``signum`` came, by ``time.monotonic``
+        self._warned = False
         self._finishes: str | None = None
         self._breaks_off = self._over = False
         self._taken = self._handled = self._repeated = 0
@@ -122,7 +127,7 @@ class Interruption:
             try:
                 number = inbox.recv(1)[0]
             except TimeoutError:
-                self._leave()
+                self._expire()
             if number == OVER:
                 return
             if number == AGAIN:
@@ -139,20 +144,39 @@ class Interruption:
         elif self._over and self._finishes is None and not self.at_once:
             pass  # everything that could be stopped is done and saved
         elif self.signum is None and self._finishes is not None:
-            self.signum = signum
+            self.signum, self.asked_at = signum, time.monotonic()
             answer = f"stopping after {self._finishes} …; press Ctrl-C again to stop at once"
         elif self.at_once and self.farewell:
             self._leave()
         else:
             self.ended_by = signum
-            self._deadline = time.monotonic() + GRACE_SECONDS if self.farewell else math.inf
+            self._deadline = time.monotonic() + GRACE_SECONDS
         self._taken += 1
         if answer is not None:
             _say(answer)
 
+    def _expire(self) -> None:
+        """Ends the process, unless it is a caller's whose main thread has got KeyboardInterrupt or may still get it."""
+        self._deadline = math.inf
+        if self.farewell is not None or (self._handled < self._taken and self._may_end_callers()):
+            self._leave()
+        if self._handled < self._taken and not self._warned:
+            self._warned = True
+            _say("waiting for a computation that Python cannot interrupt; press Ctrl-C again to end the process")
+
+    def _may_end_callers(self) -> bool:
+        # An interactive session has more than this call to lose, and its own way to end it.
+        return self.ended_by == signal.SIGTERM or (self._warned and not hasattr(sys, "ps1"))
+
+    def give_up(self, why: str) -> NoReturn:
+        """Ends the process, which was asked to stop, from another thread: what it waits for may never end."""
+        _say(why)
+        self._leave()
+
     def _leave(self) -> NoReturn:
         """Ends the process at once: C++ code cannot be interrupted, and a record is complete at any time."""
-        assert self.farewell is not None
+        if self.farewell is None:
+            leave(SIGNALLED + (self.ended_by or self.signum or 0))
         status, text = self.farewell(self)
         _say(text)
         leave(status)
@@ -163,7 +187,7 @@ def interruptible(farewell: Farewell | None = None) -> Iterator[Interruption]:
     """Catches SIGINT and SIGTERM within the block, if Python allows it: in the main thread.
 
     A block within another one shares its `Interruption`. Without a ``farewell``, a process that is stopped at once
-    ends by KeyboardInterrupt alone.
+    ends by KeyboardInterrupt, unless C++ code keeps its main thread: then SIGTERM or a second Ctrl-C ends it.
     """
     interruption = Interruption(farewell)
     if threading.current_thread() is not threading.main_thread():

@@ -69,7 +69,9 @@ class Comparison:
     """B against A in one metric, seed by seed."""
 
     metric: str
-    sides: tuple[str, str]  # of A and B, their directories, and the constant fields that were selected or differ
+    sides: tuple[
+        str, str
+    ]  # of A and B, their names and directories, and the constant fields that were selected or differ
     by: tuple[str, ...]  # the fields whose values make a pair, the seed last
     num_seeds: int  # seeds that both sides have results of
     num_settings: int  # the number of settings, at most, that the value of a seed is averaged over
@@ -207,7 +209,7 @@ def _varying(members: Sequence[Member]) -> set[str]:
 
 
 def _describe_sides(given: Sequence[Comparable], sides: Sequence[Sweep]) -> tuple[str, str]:
-    """Each side's directory, and its constant fields that were swept and selected by or in which the other differs."""
+    """Each side's name, directory, and the constant fields that were selected by, or in which the other differs."""
     selected = {axis.name for side in sides for axis in side.axes if len(axis.values) == 1}
     named = selected | _varying([member for side in sides for member in side.members])
     described = []
@@ -217,7 +219,7 @@ def _describe_sides(given: Sequence[Comparable], sides: Sequence[Sweep]) -> tupl
         more = f" and {len(dirs) - 1} more" if len(dirs) > 1 else ""
         constant = named - _varying(side.members)
         point = show_point({name: value for name, value in side.members[0].fields.items() if name in constant})
-        described.append("  ".join(filter(None, [dirs[0] + more if dirs else "", point])))
+        described.append("  ".join(filter(None, [side.name, dirs[0] + more if dirs else "", point])))
     return described[0], described[1]
 
 
@@ -226,7 +228,9 @@ def _as_sweep(name: str, source: Any) -> Sweep:
     if isinstance(source, list | tuple) and source:
         parts = [_as_sweep(name, part) for part in source]
         members = tuple(member for part in parts for member in part.members)
-        return Sweep(members, (), (), parts[0].monitor, parts[0].higher_is_better, parts[0].directions)
+        names = ", ".join(dict.fromkeys(part.name for part in parts if part.name))
+        first = parts[0]
+        return Sweep(members, (), (), first.monitor, first.higher_is_better, first.directions, name=names or None)
     if isinstance(source, Sweep):
         return source
     if isinstance(source, str | Path):
@@ -237,4 +241,5 @@ def _as_sweep(name: str, source: Any) -> Sweep:
         raise ConfigError(f"side {name} is {source!r}: give a sweep, a run, the path of either, or a list of these.")
     config = source.config if source.experiment is None else record.config_json(source.config)
     member = Member(0, {}, config, source.summary.status, 0, source.final, {})
-    return Sweep((member,), (), (), source.monitor, source.higher_is_better, source.directions)
+    of_run = source.monitor, source.higher_is_better, source.directions
+    return Sweep((member,), (), (), *of_run, name=source.name)

@@ -60,7 +60,9 @@ def sweep_on_ray(experiment: Experiment[Any], points: Points | Halving, options:
             count = ray.get(ray.remote(_count_members).options(**one_core).remote(given, settings))
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
-        path = options.resume or create_run_dir(options.run_dir or new_sweep_dir(file_name_of(experiment) or "sweep"))
+        path = options.resume or create_run_dir(
+            options.run_dir or new_sweep_dir(options.name or file_name_of(experiment) or "sweep")
+        )
         started = [int(folder.name.partition("-of-")[2]) for folder in shard_folders(path)]
         num_shards = started[0] if started else min(count, num_workers)
         # A process keeps the GPU it opened, and the next task may be given another.

@@ -78,6 +78,7 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
         dir=path,
         summary=summary,
         experiment=experiment,
+        name=facts["options"].get("name"),
     )
 
 

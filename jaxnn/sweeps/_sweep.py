@@ -46,6 +46,7 @@ class Sweep:
         dir: the directory of its record, or None.
         summary: ``member_steps_per_second``, ``seconds``, ``num_compilations``; empty while it runs.
         experiment: what was swept, or None if it was read without.
+        name: the option ``name``, or None.
     """
 
     members: tuple[Member, ...]
@@ -58,6 +59,7 @@ class Sweep:
     dir: Path | None = None
     summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     experiment: Experiment[Any] | None = None
+    name: str | None = None
 
     @property
     def settings(self) -> tuple[Axis, ...]:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MOST_NAMED = 8  # groups with bands and a legend; more are coloured by value
 MOST_LABELS = 8  # on an axis
 MOST_LETTERS = 30  # in a horizontal row of labels
+MOST_CELLS_WITH_NUMBERS = 8  # in a row or a column of a heat map
+MIDDLE_GREY = 0.5
 VISIBLE = 0.92  # the light end of viridis is invisible on white
 DECADE = 10.0  # the ratio of losses from which they are drawn on a logarithmic scale
 LOST_COLOUR = "C5"
@@ -174,8 +176,9 @@ def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
     groups = sweep.group([x.name, y.name], metric)
     results = np.array([row.spread.mean for row in groups.rows if row.n] or [0.0, 1.0])
     more = sweep.direction(metric) == "max"
-    norm = (LogNorm if _is_wide(results, more) else Normalize)(results.min(), results.max())
-    colours = colormaps["viridis_r" if more else "viridis"]  # better is darker
+    shown = _without_outliers(results, more)
+    norm = (LogNorm if _is_wide(shown, more) else Normalize)(shown.min(), shown.max())
+    colours = colormaps["viridis_r" if more else "viridis"]  # better is darker, in every picture
     cells = 2 * len(groups.rows) >= len(x.values) * len(y.values)
     if cells:
         x, y = (dataclasses.replace(axis, scale="nominal") for axis in (x, y))
@@ -192,13 +195,31 @@ def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
     if cells:
         axes.imshow(means, cmap=colours, norm=norm, origin="lower", aspect="auto")
         axes.grid(visible=False)
+        if max(means.shape) <= MOST_CELLS_WITH_NUMBERS:
+            for (line, column), mean in np.ndenumerate(means):
+                if np.isfinite(mean):
+                    dark = np.mean(colours(norm(mean))[:3]) < MIDDLE_GREY
+                    style: dict[str, Any] = {"c": "white" if dark else "black", "fontsize": "small"}
+                    axes.text(column, line + 0.25, format_value(metric, mean), ha="center", va="center", **style)
     _mark(x, axes.xaxis)
     _mark(y, axes.yaxis)
     if any(row.n for row in groups.rows) and sweep.direction(metric) is not None:
         axes.plot(*places[groups.rows.index(groups.best())], **BEST)
-    bar = axes.figure.colorbar(ScalarMappable(norm, colours), ax=axes, label=metric.replace("_", " "), pad=0.02)
+    label = metric.replace("_", " ") + (" (darker is better)" if sweep.direction(metric) is not None else "")
+    ends = {(False, False): "neither", (True, False): "min", (False, True): "max"}
+    beyond = ends[bool(results.min() < norm.vmin), bool(results.max() > norm.vmax)]
+    bar = axes.figure.colorbar(ScalarMappable(norm, colours), ax=axes, label=label, pad=0.02, extend=beyond)
     label_ticks(bar.ax.yaxis, metric)
     axes.set_title("mean over seeds" if any(row.n > 1 for row in groups.rows) else "members", fontsize="medium")
+
+
+def _without_outliers(values: np.ndarray, more_is_better: bool) -> np.ndarray:
+    """``values`` without those far on the bad side, by Tukey's outer fence: a diverged seed would take all colours."""
+    low, high = np.percentile(values, [25, 75])
+    if not (reach := 3 * (high - low)):
+        return values
+    near: np.ndarray = values[values >= low - reach if more_is_better else values <= high + reach]
+    return near
 
 
 def _is_wide(values: np.ndarray, more_is_better: bool) -> bool:

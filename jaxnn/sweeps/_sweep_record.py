@@ -87,6 +87,7 @@ class SweepRecord:
             dir=None if self.directory is None else self.directory.path,
             summary=self.facts["summary"] or {},
             experiment=plan.experiment,
+            name=self.facts["options"].get("name"),
         )
 
     def open_group(self, number: int, trainer: Trainer) -> list[str]:
@@ -134,7 +135,7 @@ def sweep_facts(plan: SweepPlan, first: Trainer, origin: Mapping[str, Any]) -> d
     """The content of ``sweep.json`` from the start; ``first`` trains the first group."""
     return {
         **origin,
-        "name": origin["name"] or first.splits.name,
+        "name": plan.options.name or origin["name"] or first.splits.name,
         "status": "running",
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "config": record.config_json(plan.experiment.config),
@@ -199,7 +200,7 @@ def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> Sweep
     """The options to resume with: the record's, if the caller leaves them at their defaults."""
     if not options.record:
         raise ConfigError("a resumed sweep continues its record: leave record at its default.")
-    kept = {name: before["options"][name] for name in KEPT_OPTIONS}
+    kept = {name: before["options"][name] for name in KEPT_OPTIONS} | {"name": before["options"].get("name")}
     explicit = options.explicit()
     for name in ("order", "shard", "monitor", "monitor_mode", "deterministic"):
         if explicit.get(name, kept[name]) != kept[name]:

@@ -108,7 +108,8 @@ def sweep_here(
             if facts["status"] != "finished" or not all(map(plan.is_over, plan.groups)):
                 run = SweepRun(plan, record, interruption, display, writers)
                 aloud = options.progress != "none"
-                with runs.watching(clock, run.flight, options.stall_after, aloud=aloud), display.announcing(clock):
+                watch = runs.watching(clock, run.flight, options.stall_after, aloud=aloud, interruption=interruption)
+                with watch, display.announcing(clock):
                     run.train()
             display.close()
             results = record.results(plan)

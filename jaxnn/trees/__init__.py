@@ -1,6 +1,6 @@
 """Gradient-boosted decision trees as pure functions: compiled, swept and sharded as networks are."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxnn.trees._boosting import Boosting, boosting, experiment, predictor
 from jaxnn.trees._explanations import contributions, importances, plot_importances, plot_tree
@@ -14,6 +14,9 @@ from jaxnn.trees._objectives import (
     quantile_error,
     squared_error,
 )
+
+if TYPE_CHECKING:
+    from jaxnn.trees._estimators import GradientBoostingClassifier, GradientBoostingRegressor
 
 __all__ = [
     "Boosting",

@@ -44,7 +44,11 @@ ARRAYS = [
     ({"train": with_value(1e300, float)}, "infinity .as float32. in example 3"),
     ({"train": with_value(2**31, int)}, "train inputs: .* beyond int32 in example 3"),
     ({"train": (GOOD[0], [0, 0, 0, 0, -(2**31) - 1])}, "targets: .* beyond int32 in example 4"),
-    ({"train": (GOOD[0], list("abcde"))}, "train targets: dtype <U1"),
+    (
+        {"train": (GOOD[0], list("abcde")), "test": (GOOD[0], list("abcdx"))},
+        r"test has the label 'x', .*\(a, b, c, d, e\)",
+    ),
+    ({"train": (GOOD[0], list("abc") + [None, "a"])}, "train targets: dtype object"),
     ({"train": GOOD, "test": (GOOD[0][:, :1], GOOD[1])}, r"inputs of test is .* \(1,\) .* train is float32 \(2,\)"),
     ({"train": GOOD, "test": (GOOD[0], np.zeros(5))}, "targets of test is float32 .* those of train is int32"),
     ({"train": (GOOD[0], [0, 1, -1, 0, 0]), "num_classes": 2}, "label -1 of example 2 in train .* 0 to 1"),
@@ -138,7 +142,7 @@ CSV = [
     ({"header": False}, "has no column 'words': with header=False, columns are 0 to 1"),
     ({"text": ()}, "text is empty"),
     ({"test": 0.5, "validation": 0.5}, "1 for test and 1 for validation leaves none of 2 examples"),
-    ({"test": "other.csv"}, "other.csv has the label 'eggs', which the training table lacks"),
+    ({"test": "other.csv"}, "test has the label 'eggs', which is no class of train"),
 ]
 
 

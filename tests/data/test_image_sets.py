@@ -52,8 +52,9 @@ def write_idx(path, data):
 def test_idx_is_big_endian_in_the_file_and_native_in_memory(tmp_path):
     for code, dtype in ((0x08, "u1"), (0x09, "i1"), (0x0B, "i2"), (0x0C, "i4"), (0x0D, "f4"), (0x0E, "f8")):
         expected = np.array([[[1, 2], [3, 100]]], dtype) - np.array(0 if dtype == "u1" else 5, dtype)
-        for name in ("a.gz", "a"):
-            array = read_idx(str(write_idx(tmp_path / name, idx_bytes(expected, code))), 3)
+        data = idx_bytes(expected, code)
+        for name, content in (("a.gz", gzip.compress(data)), ("a", data), ("b.gz", data), ("b", gzip.compress(data))):
+            array = read_idx(str(write(tmp_path / name, content)), 3)
             assert array.dtype == np.dtype(dtype)
             np.testing.assert_array_equal(array, expected)
 
@@ -84,7 +85,7 @@ def test_damaged_idx_files_raise_in_bounded_memory(tmp_path, name, data, num_axe
 def test_damaged_gzip_and_missing_files_raise(tmp_path):
     data = gzip.compress(idx_bytes(np.random.default_rng(0).integers(0, 256, (2, 30, 40), dtype=np.uint8)))
     # The last eight bytes hold the checksum and the length.
-    for damaged, why in ((GOOD, "Not a gzipped"), (data[:-9], "Compressed file ended"), (data[:-8] + b"\0" * 8, "")):
+    for damaged, why in ((data[:-9], "Compressed file ended"), (data[:-8] + b"\0" * 8, "")):
         (tmp_path / "a.gz").write_bytes(damaged)
         with pytest.raises(DataError, match=rf"a\.gz cannot be decompressed \({why}"):
             read_idx(tmp_path / "a.gz")

@@ -155,10 +155,10 @@ class Machine:
 
         return call
 
-    def choose(self, window: int, first: int = 1, *, wary: bool = False) -> tuple[int, dict[int, float]]:
+    def choose(self, window: int, first: int = 1, **how: Any) -> tuple[int, dict[int, float]]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(time, "perf_counter", lambda: self.now)
-            return engine.choose_steps_per_call(self.make_call, window, first, wary=wary)
+            return engine.choose_steps_per_call(self.make_call, window, first, **how)
 
 
 def dispatched(n: int) -> float:
@@ -201,10 +201,19 @@ def test_if_wary_one_call_of_two_steps_shows_a_slow_loop(window, alone, looped):
 @pytest.mark.parametrize("step_seconds", [1e-6, 1e-4, 1e-2, 1.0])
 def test_one_step_if_a_scan_is_a_little_slower_and_measuring_is_short(step_seconds):
     slower = Machine(lambda n: step_seconds * n * (1.0 if n == 1 else 1.3))
-    assert slower.choose(100)[0] == 1 and len(slower.compiled) == 2
+    assert slower.choose(100)[0] == 1 and len(slower.compiled) == (2 if step_seconds < 1 else 1)
     equal = Machine(lambda n: step_seconds * n)
     equal.choose(1000)
-    assert equal.now < max(3.0, 80 * step_seconds) and len(equal.compiled) <= 3
+    assert equal.now < 6 and len(equal.compiled) <= 3
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "compile_seconds", "tried"), [(5.0, 1.0, [1]), (0.5, 20.0, [1]), (0.2, 1.0, [1, 4])]
+)
+def test_measuring_takes_a_tenth_of_the_first_minute(step_seconds, compile_seconds, tried):
+    machine = Machine(lambda n: step_seconds * n)
+    machine.choose(100, compile_seconds=compile_seconds)
+    assert machine.compiled == tried and machine.now <= 6
 
 
 def test_more_steps_are_tried_if_a_few_already_pay():

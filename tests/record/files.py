@@ -10,7 +10,7 @@ import numpy as np
 from jaxnn.types import TrainState
 from tests import tiny
 
-TIMINGS = ("seconds", "steps_per_second", "examples_per_second")
+TIMINGS = ("seconds", "steps_per_second", "examples_per_second", "elapsed")
 
 
 def make_state(step: int = 0, width: int = 3) -> TrainState:

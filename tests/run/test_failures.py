@@ -209,19 +209,21 @@ def apply(params, inputs):
     return tiny.apply(params, values + 0.0 * again)
 
 if __name__ == "__main__":
-    jn.main(tiny.experiment(model=(tiny.init, apply), num_steps=1_000_000))
+    {start}(tiny.experiment(model=(tiny.init, apply), num_steps=1_000_000))
 """
 
 
-def interrupted(folder: Path, flags: list[str], wait_for: str, *pauses: float, depth: int = 0, loops: int = 0) -> Any:
-    """A script that gets SIGINT after each pause once it prints ``wait_for``: status, seconds to its end, errors."""
-    (folder / "slow.py").write_text(SLOW.format(depth=depth, loops=loops))
+def interrupted(
+    folder: Path, flags: list[str], wait_for: str, *pauses: float, signum: int = signal.SIGINT, **slow_parts: Any
+) -> Any:
+    """A script that gets a signal after each pause once it prints ``wait_for``: status, seconds to its end, errors."""
+    (folder / "slow.py").write_text(SLOW.format(**{"depth": 0, "loops": 0, "start": "jn.main"} | slow_parts))
     slow = sys.executable, folder / "slow.py", *flags, "--progress", "plain"
     with processes.started([slow], JAX_ENABLE_COMPILATION_CACHE="false") as running:
         running.wait_for(wait_for, seconds=120)
         for pause in pauses:
             time.sleep(pause)
-            running.signal(0, signal.SIGINT)
+            running.signal(0, signum)
         sent = time.monotonic()
         (done,) = running.finish()
         return done.status, time.monotonic() - sent, done.err
@@ -241,6 +243,44 @@ def test_second_signal_ends_a_script_at_once_while_a_call_is_computed(tmp_path):
     status, seconds, errors = interrupted(tmp_path, flags, "steps per call", 5.0, 1.0, loops=100_000)
     assert status == 130 and "Traceback" not in errors and seconds < 10, errors
     assert "stopping after the current window" in errors and "interrupted at once" in errors
+
+
+# C code that waits for ever, and that no signal interrupts: a mutex is locked twice.
+STUCK = """
+import ctypes, dataclasses
+import jaxnn as jn
+from tests import tiny
+
+def data(config):
+    lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+    print("stuck", flush=True), lock(mutex), lock(mutex)
+
+jn.fit(dataclasses.replace(tiny.experiment(), data=data), record=False)
+"""
+
+
+@pytest.mark.slow
+def test_stop_request_ends_a_callers_process_in_a_call_that_never_ends(tmp_path):
+    how = "record=False, progress='plain', steps_per_call=1, stall_after=1"
+    fit = f"import functools\n    functools.partial(jn.fit, {how})"
+    slow = {"loops": 2_000_000_000, "start": fit, "signum": signal.SIGTERM}
+    status, _, errors = interrupted(tmp_path, [], "steps per call", 2.0, **slow)
+    assert status == 128 + signal.SIGTERM and "the window did not end within" in errors
+    with processes.started([(sys.executable, "-u", "-c", STUCK)] * 2) as running:
+        running.wait_for("stuck")
+        running.signal(0, signal.SIGTERM)
+        running.signal(1, signal.SIGINT)
+        while "press Ctrl-C again" not in running.output(1, "err"):
+            time.sleep(0.1)
+        running.signal(1, signal.SIGINT)
+        assert [done.status for done in running.finish(20)] == [128 + signal.SIGTERM, 128 + signal.SIGINT]
+
+
+@pytest.mark.parametrize(("room", "named"), [(95, r"parameters 48 B, the optimizer state 48 B\)"), (150, "temporary")])
+def test_training_that_cannot_fit_is_refused_before_it_is_allocated(room, named, monkeypatch):
+    monkeypatch.setattr("jaxnn.observe.available_bytes", lambda device: room)
+    with pytest.raises(TrainingError, match=f"training does not fit in memory: .*{named}.* and {room} B are free"):
+        tiny.fit(tiny.experiment())
 
 
 # A garbage collection during the import gets the signal: Python drops exceptions that are raised in its callbacks.
@@ -272,7 +312,7 @@ def test_signal_during_the_import_of_jaxnn_ends_a_script(tmp_path):
 
 @pytest.mark.slow
 def test_closed_standard_output_stops_a_run_and_a_sweep_after_their_window(tmp_path):
-    (tmp_path / "slow.py").write_text(SLOW.format(depth=0, loops=0))
+    (tmp_path / "slow.py").write_text(SLOW.format(depth=0, loops=0, start="jn.main"))
     flags = "--no-record --progress plain --steps-per-call 100 --report-every 100"
     lines = [
         f"{sys.executable} {tmp_path}/slow.py {words} {flags} | sed '/^ *step/q'" for words in ("", "sweep --seed 0 1")

@@ -176,6 +176,7 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (jn.RunOptions, {"steps_per_call": 0}, "steps_per_call must be an integer >= 1, not 0"),
     (jn.RunOptions, {"report_every": 2.5}, "report_every must be an integer >= .*, not 2.5"),
     (jn.RunOptions, {"eval_every": -1}, "eval_every must be an integer >= 0, not -1"),
+    (jn.RunOptions, {"name": "a/b"}, "name is 'a/b', and must be a text of 1 to 100 characters, without slashes"),
     (jn.RunOptions, {"keep_last": True}, "keep_last must be an integer >= .*, not True"),
     (jn.RunOptions, {"monitor_mode": "up"}, "monitor_mode is 'up', .* auto, min, max"),
     (jn.RunOptions, {"progress": "loud"}, "progress is 'loud', .* auto, bar, plain, none"),

@@ -114,6 +114,8 @@ def test_sides_are_named_by_what_differs(sides):
     assert compare(a, b).sides == tuple(f"{side.dir}  learning_rate {x}, width 4" for side, x in ((a, 0.01), (b, 0.1)))
     bare = [dataclasses.replace(side, dir=None) for side in (a, b)]
     assert str(compare(*bare)).startswith("A  learning_rate 0.01, width 4\nB  learning_rate 0.1, width 4\n")
+    named = [dataclasses.replace(side, name=name) for side, name in zip(bare, ("slow", "fast"), strict=True)]
+    assert compare(*named).sides[0] == "slow  learning_rate 0.01, width 4"
     parts = [a.select(seed=0), a.select(seed=1)]
     assert compare(parts, b).sides[0] == f"{a.dir} and 1 more  learning_rate 0.01, width 4"
 
@@ -312,6 +314,14 @@ def test_two_settings_have_a_heat_map(tmp_path):
     np.testing.assert_array_equal(marks(cells, "*"), [[0, 1]])
     slice_ = found["learning_rate", "test loss"].get_lines()[0]
     np.testing.assert_allclose(slice_.get_xydata(), [[0.001, 1.05], [0.01, 1.45]])
+
+
+def test_a_diverged_seed_does_not_take_all_colours_of_a_heat_map(tmp_path):
+    losses: dict[Any, float | None] = {(10.0**-k, 0.1 * j): 1.0 + 0.1 * (k + j) for k in range(3) for j in range(2)}
+    sweep = swept.sweep(tmp_path / "s", losses | {(1.0, 0.0): 1e6}, "learning_rate", "model.dropout")
+    cells = panels(sweep.plot())["learning_rate", "model.dropout"]
+    assert cells.get_images()[0].norm.vmax == pytest.approx(1.3)
+    assert {text.get_text() for text in cells.texts} >= {"1.1", "1.3", "1e+06"}, "numbers in the cells"
 
 
 def test_scattered_draws_are_points(tmp_path):

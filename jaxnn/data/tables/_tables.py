@@ -6,6 +6,7 @@ import math
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -242,15 +243,17 @@ def _read(
         table = _read_file(Path(table), missing, kinds, **file)
     if not isinstance(table, Mapping) and not hasattr(table, "columns"):
         raise DataError(f"{where} must be a path, a data frame or a dict of columns, not a {type(table).__name__}.")
-    given: list[Any] = [*getattr(table, "columns", table)]
+    given: dict[Any, None] = dict.fromkeys(getattr(table, "columns", table))  # in order, found at once among thousands
     if lacking := [name for name in (*kinds, *(drop or ())) if name not in given]:
         raise DataError(f"{where} has no column {lacking[0]!r}: {suggest(lacking[0], map(str, given))}.")
-    wanted = kinds if drop is None else [name for name in given if name not in drop or name in kinds]
+    dropped = {*(drop or ())} - kinds.keys()
+    wanted = kinds if drop is None else [name for name in given if name not in dropped]
     if unnamed := [name for name in wanted if str(name).endswith(_UNNAMED)] if drop is not None else []:
         warn(
             f"{where}: {unnamed[0]}, as frame.to_csv writes its index, and is left out: name it in the file to use it."
         )
-        wanted = [name for name in wanted if name not in unnamed]
+        dropped |= {*unnamed}
+        wanted = [name for name in wanted if name not in dropped]
     columns = {name: _convert(table[name], kinds.get(name), missing, f"{where}: column {name!r}") for name in wanted}
     lengths = {name: len(column) for name, column in columns.items()}
     if len({*lengths.values()}) != 1 or 0 in lengths.values():
@@ -275,7 +278,9 @@ def _convert(given: Any, category: bool | None, missing: tuple[str, ...], where:
     def is_missing(text: str) -> bool:
         return text in missing or (absent != [] and _number(text) in absent and not re.match(r"-?0\d", text))
 
-    if category is None:
+    if category is None and values.dtype.kind in "iuf":
+        category = str(getattr(given, "dtype", "")) == "category"
+    elif category is None:
         texts = {str(item).strip() for item in values.tolist() if isinstance(item, str | bool)}
         category = not all(map(is_missing, texts)) or str(getattr(given, "dtype", "")) == "category"
     if category or values.dtype.kind not in "iuf":
@@ -316,6 +321,16 @@ def _is_number(text: str) -> bool:
     return math.isfinite(_number(text))
 
 
+def _as_numbers(texts: Any) -> Any:
+    """The numbers of ``texts``, a column of pandas, or the column; spaces are taken off if they must be: it is slow."""
+    import pandas
+
+    for has_spaces in (False, True):
+        with contextlib.suppress(ValueError):
+            return pandas.to_numeric(texts.str.strip() if has_spaces else texts.to_numpy(object))
+    return texts
+
+
 @os_errors_named()
 def _read_file(
     path: Path,
@@ -337,17 +352,15 @@ def _read_file(
             header = None
             if names is None:
                 # pandas would rename columns of equal names, and those without one.
-                first = pandas.read_csv(path, header=None, nrows=1, keep_default_na=False, **how)
+                first = pandas.read_csv(path, header=None, nrows=1, keep_default_na=False, **how | {"dtype": object})
                 header, names = 0, [str(name).strip() for name in first.iloc[0]]
-                if twice := [name for name in names if name and names.count(name) > 1]:
-                    raise ValueError(f"it has {names.count(twice[0])} columns called {twice[0]!r}")
+                counts = Counter(filter(None, names))
+                if twice := [name for name, count in counts.items() if count > 1]:
+                    raise ValueError(f"it has {counts[twice[0]]} columns called {twice[0]!r}")
                 names = [name or f"column {number} {_UNNAMED}" for number, name in enumerate(names, 1)]
             frame = pandas.read_csv(path, header=header, names=names, na_values=[*missing], **how)
-        for name in frame.columns:
-            if not kinds.get(name):  # a category keeps its leading zeros in every file
-                with contextlib.suppress(ValueError):
-                    frame[name] = pandas.to_numeric(frame[name].str.strip())
-        return frame
+        # A category keeps its leading zeros in every file.
+        return {name: texts if kinds.get(name) else _as_numbers(texts) for name, texts in frame.items()}
     except ImportError as error:
         raise ConfigError(f'{path.name} needs pandas and pyarrow to be read: pip install "jaxnn[tables]".') from error
     except (ValueError, Warning) as error:

@@ -44,7 +44,7 @@ def text_arrays(
 
     Each split is a pair ``(texts, targets [examples, ...])`` of a list of strings and an array-like. The vocabulary is
     a function of the training texts alone. Inputs become int32 ``[length]``. ``tokenizer`` is by default
-    ``Tokenizer()``; other arguments as for `jaxnn.data.arrays`.
+    ``Tokenizer()``; other arguments, and labels that are texts, as for `jaxnn.data.arrays`.
 
     Raises DataError for splits that are not pairs, inputs that are not texts, an empty text, training texts without
     tokens, and as `jaxnn.data.arrays`.

@@ -70,18 +70,12 @@ def read_csv(
         return _texts_and_labels(Path(file), rows, columns, label, header)
 
     lines, entries = read(path)
-    class_names = distinct(entries)
-    numbers = {name: index for index, name in enumerate(class_names)}
-    labels = np.array([numbers[entry] for entry in entries], np.int32)
+    class_names, labels = distinct(entries), np.array(entries, object)
     given = {"test": test, "validation": validation}
     files = {split: value for split, value in given.items() if isinstance(value, str | os.PathLike)}
     fractions: Any = {split: value for split, value in given.items() if split not in files}
     pairs = split_by_fraction(lines, labels, fractions, seed)
-    for split, file in files.items():
-        lines, entries = read(file)
-        if unknown := [entry for entry in entries if entry not in numbers]:
-            raise DataError(f"{file} has the label {unknown[0]!r}, which the training table lacks: remove such rows.")
-        pairs[split] = lines, np.array([numbers[entry] for entry in entries], np.int32)
+    pairs |= {split: read(file) for split, file in files.items()}
     return text_arrays(**pairs, tokenizer=tokenizer, name=Path(path).stem, class_names=class_names)
 
 
