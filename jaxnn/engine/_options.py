@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jaxnn.engine._windows import Plan, near_divisor
 from jaxnn.parallel import find_strategy, parse_mesh
-from jaxnn.record import TRACKERS
+from jaxnn.record import TRACKERS, Writers
 from jaxnn.types import ConfigError, Splits, check_int, named_object, nearest, suggest
 
 type StoppingRule = Callable[[Sequence[Mapping[str, Any]]], bool]
@@ -310,12 +310,9 @@ def metric_writer(writer: Any) -> MetricWriter:
 
 
 @contextlib.contextmanager
-def closing_writers(options: RunOptions) -> Iterator[list[MetricWriter]]:
+def closing_writers(options: RunOptions) -> Iterator[Writers]:
     """The metric writers of ``options``, closed at the end of the block, also after a failure."""
-    with contextlib.ExitStack() as stack:
-        writers = [metric_writer(writer) for writer in options.writers]
-        for writer in writers:
-            stack.callback(getattr(writer, "close", lambda: None))
+    with contextlib.closing(Writers([metric_writer(writer) for writer in options.writers])) as writers:
         yield writers
 
 

@@ -4,9 +4,8 @@ import contextlib
 import dataclasses
 import math
 import operator
-import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +14,7 @@ from jaxnn import run as runs
 from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, closing_writers, train, with_changes
 from jaxnn.observe import Clock
 from jaxnn.parallel import computing_on
-from jaxnn.record import MetricWriter, WriterFacts, check_vacant, create_run_dir, open_record, preload_orbax
+from jaxnn.record import WriterFacts, Writers, check_vacant, create_run_dir, open_record, preload_orbax
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _sweep_record
 from jaxnn.sweeps._groups import Group, reason
@@ -147,7 +146,7 @@ class SweepRun:
         record: SweepRecord,
         interruption: runs.Interruption,
         display: runs.Display,
-        writers: Sequence[MetricWriter],
+        writers: Writers,
     ) -> None:
         self.plan, self.record, self.interruption, self.display = plan, record, interruption, display
         self.writers = writers
@@ -161,24 +160,29 @@ class SweepRun:
         """Trains every group rung by rung; ``sweep.json`` has the status, after errors too."""
         self.record.describe(status=RUNNING)
         self.record.write_members(self.plan)
-        facts, path = self.record.facts, self.record.directory and self.record.directory.path
+        facts = self.record.facts
+        path = None if self.record.directory is None else self.record.directory.path
         points = {member.number: dict(member.point) for member in self.plan.members}
         resumed = None if self.plan.options.resume is None else 0
-        runs.open_all(self.writers, WriterFacts(facts["name"], path, facts["config"], points, resumed))
+        self.writers.open(WriterFacts(facts["name"], path, facts["config"], points, resumed))
         try:
-            for share in self.plan.rungs:
-                for group in self.plan.groups:
-                    if not self.plan.is_over(group):
-                        self._train_group(group, share)
-                    if self.interruption.signum is not None:
-                        return
-                if share < 1.0:
-                    self._prune(share)
-        finally:
+            self._train_rungs()
+        except BaseException as error:
             # The error that ended the sweep is raised, even if the disk refuses after that.
-            failed = isinstance(sys.exception(), Exception)
-            with contextlib.suppress(*([RecordError] if failed else [])):
+            with contextlib.suppress(*([RecordError] if isinstance(error, Exception) else [])):
                 self._complete()
+            raise
+        self._complete()
+
+    def _train_rungs(self) -> None:
+        for share in self.plan.rungs:
+            for group in self.plan.groups:
+                if not self.plan.is_over(group):
+                    self._train_group(group, share)
+                if self.interruption.signum is not None:
+                    return
+            if share < 1.0:
+                self._prune(share)
 
     def _train_group(self, group: Group, share: float) -> None:
         plan, until = self.plan, self.plan.rung_end(group, share)
@@ -290,9 +294,8 @@ class SweepRun:
             "stalls": [dataclasses.asdict(stall) for stall in self.flight.stalls],
         }
         self.record.describe(status="interrupted" if unfinished else "finished", summary=summary)
-        draws = not unfinished and any(hasattr(writer, "media") for writer in self.writers)
-        if draws and (results := self.record.results(plan)).lines:
-            runs.send(self.writers, "sweep", results.plot(), max(log.step for log in logs))
+        if not unfinished and self.writers.take_media and (results := self.record.results(plan)).lines:
+            self.writers.media("sweep", results.plot(), max(log.step for log in logs))
 
 
 def _plan_only(plan: SweepPlan, display: runs.Display, origin: Mapping[str, Any]) -> Sweep:

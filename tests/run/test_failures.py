@@ -19,7 +19,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.record import is_locked, read_metrics
-from jaxnn.types import TrainingError
+from jaxnn.types import RecordError, TrainingError
 from tests import processes, shell, tiny
 from tests.record.files import contents
 
@@ -119,6 +119,23 @@ def test_exception_in_user_code_and_second_signal_end_a_run_at_once(whole, tmp_p
     resumed = tiny.fit(tiny.experiment(), resume=path, resident=False)
     assert tiny.read(path)["status"] == "finished"
     chex.assert_trees_all_equal(resumed.state.params, whole.state.params)
+
+
+def test_metrics_deleted_during_a_run_are_missed(tmp_path):
+    delete = (tmp_path / "run" / "metrics.jsonl").unlink
+    with pytest.raises(RecordError, match="metrics.jsonl was removed or shortened during the run"):
+        tiny.fit(tiny.acting(15, delete), tmp_path / "run", resident=False, checkpoint_every=5)
+    # Restored from the checkpoint of step 10; the lines of the steps before are lost.
+    resumed = tiny.fit(tiny.experiment(), resume=tmp_path / "run", resident=False)
+    assert resumed.summary.status == "finished" and resumed.metrics["step"][-1] == 20
+
+
+def test_outcome_is_that_of_the_run_also_while_an_exception_is_handled(tmp_path):
+    try:
+        fail()
+    except ZeroDivisionError:
+        run = tiny.fit(tiny.experiment(num_steps=5), tmp_path / "run")
+    assert run.summary.status == tiny.read(tmp_path / "run")["status"] == "finished"
 
 
 def test_first_signal_ends_the_window_and_saves(whole, tmp_path, capsys):
