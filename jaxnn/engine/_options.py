@@ -177,7 +177,10 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
 
 
 def with_changes[Options](options: Options, changes: Mapping[str, Any], config: Any = None) -> Options:
-    """The options with ``changes`` by name; ConfigError suggests a known one, or the field of ``config`` meant."""
+    """The options with ``changes`` by name, their paths absolute.
+
+    ConfigError suggests a known option, or the field of ``config`` that is meant.
+    """
     if not dataclasses.is_dataclass(options) or isinstance(options, type):
         raise ConfigError(f"options is {options!r:.60}, and must be RunOptions(…): pass single options by name.")
     known = [field.name for field in dataclasses.fields(options)]
@@ -191,6 +194,9 @@ def with_changes[Options](options: Options, changes: Mapping[str, Any], config: 
             )
         raise ConfigError(f"there is no run option {name!r}: {suggest(name, known)}.")
     changed = dataclasses.replace(options, **changes)
+    for name in ("run_dir", "resume"):
+        if (path := getattr(changed, name, None)) is not None:
+            object.__setattr__(changed, name, path.absolute())  # the working directory may change while it runs
     object.__setattr__(changed, "_given", getattr(options, "_given", frozenset()) | changes.keys())
     return changed
 

@@ -25,8 +25,8 @@ LOCK_FILE = ".lock"
 
 
 def new_run_dir(name: str, parent: Path = Path("runs")) -> Path:
-    """Returns an unused path, ``runs/<name>/<time>-<four hex digits>``, without creating it."""
-    return parent / name / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{secrets.token_hex(2)}"
+    """Returns an unused absolute path, ``runs/<name>/<time>-<four hex digits>``, without creating it."""
+    return parent.absolute() / name / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{secrets.token_hex(2)}"
 
 
 def create_run_dir(path: Path) -> Path:

@@ -148,7 +148,7 @@ class TensorBoard(Tracker):
 
     def open(self, facts: WriterFacts) -> None:
         """Chooses the folder; see `Tracker.open`."""
-        self._folder = (facts.path or new_run_dir(facts.name)).absolute() / "tensorboard"
+        self._folder = (facts.path or new_run_dir(facts.name)) / "tensorboard"
         super().open(facts)
 
     def _start(self, title: str, config: Mapping[str, Any], known: str | None, step: int, member: int | None) -> Any:

@@ -17,7 +17,15 @@ import numpy as np
 from jaxnn import engine, parallel
 from jaxnn import record as records
 from jaxnn.engine import RunOptions
-from jaxnn.observe import Clock, compile_totals, describe_devices, given_up, peak_memory_bytes, steady_throughput
+from jaxnn.observe import (
+    Clock,
+    compile_totals,
+    describe_devices,
+    given_up,
+    peak_memory_bytes,
+    short_path,
+    steady_throughput,
+)
 from jaxnn.run._display import Display
 from jaxnn.run._report import NAME_WIDTH, Summary, device_rows
 from jaxnn.run._resume import continued_options, restored_facts
@@ -90,7 +98,7 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
                 path = parallel.broadcast_from_primary(lambda: str(records.create_run_dir(wanted)))
                 record = stack.enter_context(records.open_record(Path(path), writes=parallel.is_primary()))
             trainer.open_store(record, record.path / records.FOLDER)
-            parallel.set_resume_hint(f"resume with --resume {record.path}")
+            parallel.set_resume_hint(f"resume with --resume {short_path(record.path)}")
             if before is not None:
                 facts, session.resumed = restored_facts(trainer, before, facts)
         # A run that is over is loaded, not run: its record stays as it is, unless a kill left it without its end.

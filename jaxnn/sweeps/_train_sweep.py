@@ -12,7 +12,7 @@ import jax
 
 from jaxnn import run as runs
 from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, closing_writers, train, with_changes
-from jaxnn.observe import Clock
+from jaxnn.observe import Clock, short_path
 from jaxnn.parallel import computing_on
 from jaxnn.record import WriterFacts, Writers, check_vacant, create_run_dir, open_record, preload_orbax
 from jaxnn.search import Halving, Points
@@ -38,8 +38,8 @@ def sweep(
 ) -> Sweep:
     """Trains a member for every point: those that differ in floats and the seed as one program.
 
-    A member computes what its solo run does, to rounding. SIGINT and SIGTERM end the sweep after the current window,
-    saved and ready to resume. ConfigError, DataError or RecordError if the sweep cannot start; then nothing was
+    A member computes what its solo run does, to rounding. SIGINT, SIGTERM and SIGHUP end the sweep after the current
+    window, saved and ready to resume. ConfigError, DataError or RecordError if the sweep cannot start; then nothing was
     written. A point or a group that cannot be trained has the status ``failed`` and the reason; the others are trained.
 
     >>> jn.sweep(experiment, jn.grid(seed=range(8)), patience=3)  # doctest: +SKIP
@@ -109,7 +109,8 @@ def sweep_here(
                 aloud = options.progress != "none"
                 with runs.watching(clock, run.flight, options.stall_after, aloud=aloud), display.announcing(clock):
                     run.train()
-            display.close()
+            with interruption.stopping_if_unread(ended=True):
+                display.close()
             results = record.results(plan)
             # What an interrupted sweep exported is behind the states that are there now.
             missing = [m for m in results.members if m.final and (m.dir is None or m.index in unfinished)]
@@ -118,8 +119,13 @@ def sweep_here(
                     export_members(results, missing)
                 record.write_members(plan)
                 results = record.results(plan)
-        hint = [("to resume", f"--resume {results.dir}")] if results.status == "interrupted" and results.dir else []
-        display.rows([*results.rows(), *hint])
+        hint = (
+            [("to resume", f"--resume {short_path(results.dir)}")]
+            if results.status == "interrupted" and results.dir
+            else []
+        )
+        with interruption.stopping_if_unread(ended=True):
+            display.rows([*results.rows(), *hint])
         return results
 
 

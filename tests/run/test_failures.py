@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import io
 import os
 import signal
 import sys
@@ -138,14 +139,15 @@ def test_outcome_is_that_of_the_run_also_while_an_exception_is_handled(tmp_path)
     assert run.summary.status == tiny.read(tmp_path / "run")["status"] == "finished"
 
 
-def test_first_signal_ends_the_window_and_saves(whole, tmp_path, capsys):
-    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    run = tiny.fit(tiny.acting(7, lambda: os.kill(os.getpid(), signal.SIGTERM)), tmp_path / "run", resident=False)
+@pytest.mark.parametrize("signum", [(signal.SIGTERM,), (signal.SIGHUP,) * 2])  # two are sent for a closed terminal
+def test_first_signal_ends_the_window_and_saves(whole, tmp_path, capsys, signum):
+    handlers = signal.getsignal(signal.SIGHUP), signal.getsignal(signal.SIGTERM)
+    run = tiny.fit(tiny.acting(7, lambda: [*map(signal.raise_signal, signum)]), tmp_path / "run", resident=False)
     assert "stopping after the current window" in capsys.readouterr().err
     assert run.summary.status == tiny.read(tmp_path / "run")["status"] == "interrupted"
     assert int(run.state.step) == run.summary.step == 10
     assert saved(tmp_path / "run") == [10] and f"--resume {run.dir}" in repr(run)
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    assert (signal.getsignal(signal.SIGHUP), signal.getsignal(signal.SIGTERM)) == handlers
     resumed = tiny.fit(tiny.experiment(), resume=tmp_path / "run", resident=False)
     assert resumed.summary.status == "finished"
     assert resumed.metrics["step"].tolist() == [5, 10, 15, 20]
@@ -161,6 +163,16 @@ def test_interrupted_script_exits_with_75_if_it_can_be_resumed(tmp_path, capsys)
         assert "stopping after" in shell.fails(capsys, main, *flags, *how, status=status)
         assert tiny.read(path)["status"] == "interrupted"
         assert (path / "checkpoints" / "10").is_dir() == (status == 75)
+
+
+def test_a_run_finishes_whatever_standard_output_is(monkeypatch, capsys):
+    with open("/dev/full", "w") as full, open(os.devnull, "w") as closed:
+        closed.close()
+        for out in (io.TextIOWrapper(drawn := io.BytesIO(), "ascii"), full, closed, None):
+            monkeypatch.setattr(sys, "stdout", out)
+            assert tiny.fit(tiny.experiment(), progress="plain").summary.status == "finished"
+    assert b"quartiles \\xb1" in drawn.getvalue()
+    assert capsys.readouterr().err.count("standard output cannot be written (No space left on device)") == 1
 
 
 def test_an_interrupted_run_ends_the_sweep_that_was_to_start_from_it(tmp_path):
