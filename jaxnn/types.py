@@ -76,6 +76,10 @@ class TrainingError(JaxnnError):
     """Training that cannot continue, such as a loss that is no longer finite."""
 
 
+class LostError(TrainingError):
+    """Machines or processes that training needs are gone: what was saved is intact, and resuming continues it."""
+
+
 class Batch(NamedTuple):
     """Examples of one step.
 

@@ -17,7 +17,7 @@ import jax
 from jaxnn.observe import cpu_count, drop_output, flush_output, is_of_output, printable, say_error
 from jaxnn.parallel import EXPLICIT, LOST_AFTER, START_TIMEOUT, Place, detect_place, joined
 from jaxnn.run import RESUMABLE, SIGNALS, Interruption, interruptible, leave
-from jaxnn.types import ConfigError, JaxnnError, TrainingError, check_int
+from jaxnn.types import ConfigError, JaxnnError, LostError, TrainingError, check_int
 
 FAILED = 1
 BAD_INPUT = 2
@@ -185,6 +185,8 @@ def status_of(error: BaseException) -> int:
         return error.code if isinstance(error.code, int) else FAILED
     if isinstance(error, KeyboardInterrupt):
         return RESUMABLE  # the others lost a process, as if it had been killed
+    if isinstance(error, LostError):
+        return RESUMABLE
     return BAD_INPUT if isinstance(error, JaxnnError) and not isinstance(error, TrainingError) else FAILED
 
 
@@ -242,6 +244,8 @@ def exit_on_user_error(resumed: Path | None = None, *, owns_process: bool = Fals
             else:  # a defect, or an exit that printed its reason
                 raise
             say_error(printable(f"error: {reason}", lines=False))
+            if owns_process and isinstance(error, LostError):
+                leave(RESUMABLE)  # libraries would wait for what is lost
             raise SystemExit(BAD_INPUT if unusable else status_of(error)) from None
 
 
