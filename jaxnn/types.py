@@ -75,8 +75,12 @@ USUAL_NAMES = {
 class JaxnnError(ValueError):
     """Invalid input: one line with what is wrong, where, and what to change.
 
-    Command lines print its message alone and exit with status 2; defects of jaxnn raise other errors.
+    Command lines print its message alone and exit with status 2; defects of jaxnn raise other errors. Control
+    characters, as the name of a file may have, are escaped.
     """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ConfigError(JaxnnError):
@@ -93,6 +97,10 @@ class RecordError(JaxnnError):
 
 class TrainingError(JaxnnError):
     """Training that cannot continue, such as a loss that is no longer finite."""
+
+
+class LostError(TrainingError):
+    """Machines or processes that training needs are gone: what was saved is intact, and resuming continues it."""
 
 
 class Batch(NamedTuple):
@@ -421,7 +429,8 @@ def warn(message: str) -> None:
     """Warns of ``message`` at the line that called jaxnn, also through a cached property."""
     # Python 3.12 skips no file by its full name.
     warnings.warn(
-        message, skip_file_prefixes=(__file__.removesuffix("types.py"), functools.__file__.removesuffix(".py"))
+        printable(message),
+        skip_file_prefixes=(__file__.removesuffix("types.py"), functools.__file__.removesuffix(".py")),
     )
 
 
@@ -438,3 +447,13 @@ def nearest(word: object, known: Iterable[str]) -> str | None:
     known = sorted(known)
     usual = (name for name in known if word in USUAL_NAMES.get(name.rpartition(".")[2], ()))
     return next(usual, None) or next(iter(difflib.get_close_matches(str(word), known, n=1)), None)
+
+
+def printable(text: object, *, lines: bool = True) -> str:
+    r"""Escapes control characters and lone surrogates, as ``\x1b``; line ends and tabs stay if ``lines``."""
+    return "".join(
+        character
+        if character.isprintable() or (lines and character in "\n\t")
+        else character.encode("unicode_escape").decode()
+        for character in str(text)
+    )

@@ -13,7 +13,16 @@ from jaxnn import bench as harness
 from jaxnn import sweeps
 from jaxnn.cli._process import INTERRUPTED, exit_on_user_error, one_line_errors
 from jaxnn.cli._script import main, only_compile
-from jaxnn.observe import describe_devices, format_bytes, known_faults, missing_gpu, printable, text_table
+from jaxnn.observe import (
+    any_text,
+    describe_devices,
+    format_bytes,
+    known_faults,
+    missing_gpu,
+    printable,
+    say_error,
+    text_table,
+)
 from jaxnn.record import draw_curves, final_metrics, find_records, is_sweep, read_metrics, read_run
 from jaxnn.run import format_split, open_run
 from jaxnn.types import ConfigError, Experiment, JaxnnError, RecordError, named_object
@@ -21,6 +30,7 @@ from jaxnn.types import ConfigError, Experiment, JaxnnError, RecordError, named_
 _OUT = Path("runs/bench")
 
 
+@any_text()
 def run_command(argv: Sequence[str] | None = None) -> None:
     """Runs the ``jaxnn`` command with ``argv``, by default that of the process."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -138,7 +148,7 @@ def plot(run: tyro.conf.Positional[Path], /, *, out: Path | None = None) -> None
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
         raise RecordError(f"the picture {path} cannot be written ({error}): choose another --out.") from error
-    print(path)
+    print(printable(path, lines=False))
 
 
 def compare(
@@ -179,7 +189,10 @@ def export(
     opened = open_run(run, experiment)
     state = opened.best_state() if best else None
     where = out or run / "model.stablehlo"
-    print(opened.export(where, batch="symbolic" if batch is None else batch, platforms=platforms or None, state=state))
+    written = opened.export(
+        where, batch="symbolic" if batch is None else batch, platforms=platforms or None, state=state
+    )
+    print(printable(written, lines=False))
 
 
 def plan(script: tyro.conf.Positional[Path], /) -> None:
@@ -242,13 +255,13 @@ def bench(
             say = functools.partial(print, file=sys.stderr, flush=True)
             results = harness.bench(*studies, devices=kinds, quick=quick, out=out, say=say)
         except KeyboardInterrupt:
-            print(f"interrupted; the figures of the studies before are in {out}", file=sys.stderr)
+            say_error(f"interrupted; the figures of the studies before are in {out}")
             raise SystemExit(INTERRUPTED) from None
         known |= {study.name: study for study in studies}
     for name in filter(known.__contains__, results):
         table = text_table(*harness.findings_table(known[name], results))
         print(printable("\n".join([name, table, *results[name].conclusions(known[name])])))
-    print(f"page: {out / 'results.md'}")
+    print(printable(f"page: {out / 'results.md'}", lines=False))
 
 
 @contextlib.contextmanager

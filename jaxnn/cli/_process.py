@@ -14,10 +14,10 @@ from pathlib import Path
 
 import jax
 
-from jaxnn.observe import cpu_count, printable
+from jaxnn.observe import cpu_count, drop_output, flush_output, is_of_output, printable, say_error
 from jaxnn.parallel import EXPLICIT, LOST_AFTER, START_TIMEOUT, Place, detect_place, joined
-from jaxnn.run import RESUMABLE, Interruption, drop_output, interruptible, leave
-from jaxnn.types import ConfigError, JaxnnError, TrainingError, check_int
+from jaxnn.run import RESUMABLE, SIGNALS, Interruption, interruptible, leave
+from jaxnn.types import ConfigError, JaxnnError, LostError, TrainingError, check_int
 
 FAILED = 1
 BAD_INPUT = 2
@@ -52,7 +52,7 @@ def enable_compile_cache(limit: int = _CACHE_LIMIT) -> None:
 
         directory = Path(platformdirs.user_cache_dir("jaxnn")) / "compiled"
         if reason := _make_private(directory):
-            print(f"jaxnn: compiled programs are not kept: {reason}", file=sys.stderr)
+            say_error(f"jaxnn: compiled programs are not kept: {reason}")
             return
         files = []
         for file in filter(Path.is_file, directory.rglob("*")):
@@ -185,6 +185,8 @@ def status_of(error: BaseException) -> int:
         return error.code if isinstance(error.code, int) else FAILED
     if isinstance(error, KeyboardInterrupt):
         return RESUMABLE  # the others lost a process, as if it had been killed
+    if isinstance(error, LostError):
+        return RESUMABLE
     return BAD_INPUT if isinstance(error, JaxnnError) and not isinstance(error, TrainingError) else FAILED
 
 
@@ -202,12 +204,14 @@ def exit_on_user_error(resumed: Path | None = None, *, owns_process: bool = Fals
             return INTERRUPTED, "interrupted at once; what was saved before is kept, see `jaxnn runs`"
         if resumed is not None:
             return RESUMABLE, f"interrupted before the first step; to resume: --resume {resumed}"
-        # SIGTERM is a scheduler's, which may try again.
-        status = RESUMABLE if interruption.ended_by == signal.SIGTERM else INTERRUPTED
+        # SIGTERM is a scheduler's, which may try again, and SIGHUP a lost connection's.
+        status = INTERRUPTED if interruption.ended_by == signal.SIGINT else RESUMABLE
         return status, "interrupted before anything was trained"
 
     if owns_process:
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        _open_streams()
+        atexit.register(flush_output)
+        for signum in SIGNALS:
             # Keeps the status of a finished command while JAX cleans up, which takes most of a second.
             atexit.register(signal.signal, signum, signal.SIG_IGN)
     with interruptible(farewell if owns_process else None) as interruption:
@@ -218,22 +222,39 @@ def exit_on_user_error(resumed: Path | None = None, *, owns_process: bool = Fals
                 # Also if another exception replaced KeyboardInterrupt on its way through C++ code.
                 status, text = farewell(interruption)
                 if not isinstance(error, SystemExit):  # which has printed the reason
-                    print(printable(text, lines=False), file=sys.stderr)
+                    say_error(printable(text, lines=False))
                 if owns_process:
                     leave(status)  # Python's own way waits for running computations
                 raise SystemExit(status) from None
-            if isinstance(error, BrokenPipeError):
+            if unread := is_of_output(error):
                 drop_output()
             unusable = isinstance(error, OSError) and error.errno in _UNUSABLE
             if isinstance(error, JaxnnError):
                 reason = str(error)
-            elif isinstance(error, OSError) and unusable:
-                reason = f"{error.filename or 'a file'}: {error.strerror}: choose another path."
             elif isinstance(error, BrokenPipeError):
                 reason = "standard output was closed, as by `head`."
+            elif isinstance(error, OSError) and unread:
+                reason = (
+                    f"standard output cannot be written ({error.strerror}): free disk space, or write it elsewhere."
+                )
+            elif isinstance(error, OSError) and unusable:
+                reason = f"{error.filename or 'a file'}: {error.strerror}: choose another path."
             elif isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
                 reason = f"memory ran out ({error}): make the batch or the model smaller, or add --no-resident."
             else:  # a defect, or an exit that printed its reason
                 raise
-            print(printable(f"error: {reason}", lines=False), file=sys.stderr)
+            say_error(printable(f"error: {reason}", lines=False))
+            if owns_process and isinstance(error, LostError):
+                leave(RESUMABLE)  # libraries would wait for what is lost
             raise SystemExit(BAD_INPUT if unusable else status_of(error)) from None
+
+
+def _open_streams() -> None:
+    """Opens the null device in place of closed standard streams: the next files would take their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+", encoding="utf-8"))  # noqa: SIM115

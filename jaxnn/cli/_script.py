@@ -19,6 +19,7 @@ import jax
 
 from jaxnn.cli import _process
 from jaxnn.engine import RunOptions, with_changes
+from jaxnn.observe import any_text, drop_output, is_of_output
 from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_run
 from jaxnn.run import KEPT_OPTIONS, RESUMABLE, Run, fit, open_run
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment
@@ -40,6 +41,7 @@ _ABOUT = {
 }
 
 
+@any_text()
 def main(
     experiment: Experiment[Any],
     argv: Sequence[str] | None = None,
@@ -126,7 +128,12 @@ def main(
     if run.summary.status == "interrupted":
         raise SystemExit(RESUMABLE if run.resumable else _process.INTERRUPTED)
     if at_end is not None and run.summary.status == "finished" and jax.process_count() == 1:
-        commands[at_end](run)
+        try:
+            commands[at_end](run)
+        except OSError as error:
+            if not is_of_output(error):
+                raise
+            drop_output()  # the run is finished and saved
     return run
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxnn import data, models
 from jaxnn.engine import load_data
+from jaxnn.observe import printable
 from jaxnn.optim import evaluation_state
 from jaxnn.run import Run
 
@@ -49,9 +50,9 @@ def text_command(network: Callable[[Any], Any]) -> Callable[..., None]:
             top_k=top_k,
             top_p=top_p,
         )
-        print(prompt, end="")
+        print(printable(prompt), end="")
         for token in tokens:
-            print(data.decode_text(token, vocabulary), end="", flush=True)
+            print(printable(data.decode_text(token, vocabulary)), end="", flush=True)
         print()
 
     return generate

@@ -27,7 +27,7 @@ _SHARED_AT_A_TIME = 6  # batches of a worker process in shared memory: being rea
 _SHARED_MEMORY = "/dev/shm"  # on Linux; containers have little of it, and a process that exceeds it is killed
 # Set before workers start, since the script that a worker imports may import JAX, which reads them then.
 _WORKER_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _START_SECONDS = 20.0
 _CLOSE_TIMEOUT_SECONDS = 10.0  # after which a worker that has not ended is killed
 _UNGUARDED = 78  # exit status of a worker whose script lacks the `__main__` guard
@@ -183,7 +183,7 @@ def exit_if_unguarded() -> None:
 
 
 def _start_workers(start: Callable[[], None], number: int) -> list[BaseProcess]:
-    """Calls ``start`` and waits for the workers, which inherit an environment and blocked SIGINT and SIGTERM."""
+    """Calls ``start`` and waits for the workers, which inherit an environment and blocked `_SIGNALS`."""
     with _STARTING:
         others = set(multiprocessing.active_children())
         environment = {name: os.environ.get(name) for name in _WORKER_ENVIRONMENT}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jaxnn.engine._windows import Plan, near_divisor
 from jaxnn.parallel import find_strategy, parse_mesh
-from jaxnn.record import TRACKERS
+from jaxnn.record import TRACKERS, Writers
 from jaxnn.types import ConfigError, Splits, check_int, named_object, nearest, suggest
 
 type StoppingRule = Callable[[Sequence[Mapping[str, Any]]], bool]
@@ -185,7 +185,10 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
 
 
 def with_changes[Options](options: Options, changes: Mapping[str, Any], config: Any = None) -> Options:
-    """The options with ``changes`` by name; ConfigError suggests a known one, or the field of ``config`` meant."""
+    """The options with ``changes`` by name, their paths absolute.
+
+    ConfigError suggests a known option, or the field of ``config`` that is meant.
+    """
     if not dataclasses.is_dataclass(options) or isinstance(options, type):
         raise ConfigError(f"options is {options!r:.60}, and must be RunOptions(…): pass single options by name.")
     known = [field.name for field in dataclasses.fields(options)]
@@ -199,6 +202,9 @@ def with_changes[Options](options: Options, changes: Mapping[str, Any], config: 
             )
         raise ConfigError(f"there is no run option {name!r}: {suggest(name, known)}.")
     changed = dataclasses.replace(options, **changes)
+    for name in ("run_dir", "resume"):
+        if (path := getattr(changed, name, None)) is not None:
+            object.__setattr__(changed, name, path.absolute())  # the working directory may change while it runs
     object.__setattr__(changed, "_given", getattr(options, "_given", frozenset()) | changes.keys())
     return changed
 
@@ -318,12 +324,9 @@ def metric_writer(writer: Any) -> MetricWriter:
 
 
 @contextlib.contextmanager
-def closing_writers(options: RunOptions) -> Iterator[list[MetricWriter]]:
+def closing_writers(options: RunOptions) -> Iterator[Writers]:
     """The metric writers of ``options``, closed at the end of the block, also after a failure."""
-    with contextlib.ExitStack() as stack:
-        writers = [metric_writer(writer) for writer in options.writers]
-        for writer in writers:
-            stack.callback(getattr(writer, "close", lambda: None))
+    with contextlib.closing(Writers([metric_writer(writer) for writer in options.writers])) as writers:
         yield writers
 
 

@@ -18,7 +18,7 @@ from jaxnn.engine._states import HostStates, Shape, host_shapes, shape_of
 from jaxnn.engine._tuning import VmapPlan
 from jaxnn.engine._windows import Flight, Plan
 from jaxnn.observe import Clock, Placement, observe_placement
-from jaxnn.parallel import broadcast_from_primary, is_primary
+from jaxnn.parallel import broadcast_from_primary
 from jaxnn.tasks import derived_metrics, direction_of
 from jaxnn.types import ConfigError, Experiment, PyTree, Splits, TrainState
 
@@ -75,7 +75,7 @@ class Trainer:
     record: records.Record | None = None  # the open directory that metrics go to, or None
     checkpoints: records.Checkpoints | None = None  # of this run or population in it, or None
     flight: Flight = dataclasses.field(default_factory=Flight)  # the calls in flight, and the stalls noticed
-    writers: Sequence[records.MetricWriter] = ()  # that get each line, beside the record
+    writers: records.Writers = dataclasses.field(default_factory=records.Writers)  # get each line, beside the record
     # Called after each evaluation of a run, whose newest state is there: returns the metrics that probes add; or None.
     probe: Callable[[int], Mapping[str, float]] | None = None
     rates: list[float] = dataclasses.field(default_factory=list)  # steps/s in each window of this process
@@ -167,8 +167,7 @@ class Trainer:
         with self.clock.span("record"):
             if self.record is not None:
                 self._reported.add(self.record.report(*written))
-            for writer in self.writers if is_primary() else ():
-                writer.write([dict(line) for line in written])
+            self.writers.write(written)
 
     def restore(
         self, where: str, check: Callable[[int | None], None] = lambda step: None
@@ -205,7 +204,7 @@ class Trainer:
     def _rewind(self, ends: Sequence[int], noted: Mapping[str, Any] | None, where: str) -> list[str]:
         """Cuts metrics to the lines that a checkpoint ``noted``, at most to the steps ``ends``; describes damage."""
         assert self.record is not None
-        path, rows = self.record.path, {number: row for row, number in enumerate(self.numbers or ())}
+        record, rows = self.record, {number: row for row, number in enumerate(self.numbers or ())}
 
         def row_of(line: Mapping[str, Any]) -> int:
             return rows.get(line.get("member", -1), 0)
@@ -213,7 +212,7 @@ class Trainer:
         def rewound() -> tuple[list[dict[str, Any]], str | None]:
             # The digest stays in the process that writes.
             lines, self._reported, damage = records.rewind_metrics(
-                path, lambda line: ends[row_of(line)], noted, where, self.numbers
+                record, lambda line: ends[row_of(line)], noted, where, self.numbers
             )
             return lines, damage
 
@@ -293,6 +292,7 @@ class Trainer:
                 return
             elif self.logs[0].lines and self.logs[0].step == step:
                 metrics = records.metrics_of(self.logs[0].lines[-1])
+            self.writers.flush()
             self.checkpoints.save(step, self.state, metrics, self._reported)
             self._saved_at = time.perf_counter()
 

@@ -17,7 +17,18 @@ from jaxnn.observe._machine import (
     observe_placement,
     peak_memory_bytes,
 )
-from jaxnn.observe._printing import Table, markdown_table, printable, text_table
+from jaxnn.observe._printing import (
+    Table,
+    any_text,
+    drop_output,
+    flush_output,
+    is_of_output,
+    markdown_table,
+    printable,
+    say_error,
+    short_path,
+    text_table,
+)
 from jaxnn.observe._programs import (
     Compilation,
     Lowered,

@@ -1,19 +1,31 @@
-"""Tables as aligned text, HTML and Markdown, and text that a terminal shows as it is: what the library prints with."""
+"""Tables as aligned text, HTML and Markdown, and standard streams that may be closed, full or of any encoding."""
 
+import contextlib
+import errno
 import html
-from collections.abc import Iterable, Sequence
+import io
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+from jaxnn.types import printable
+
+_UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
 
 
 def text_table(rows: Iterable[Sequence[str]], header: Sequence[str] | None = None) -> str:
     """Returns left-aligned columns two spaces apart, one line per row; an empty string for no rows and no header.
+
+    Control characters are escaped.
 
     >>> print(jn.observe.text_table([("adam", "0.97"), ("sgd", "0.9")], header=("optimizer", "accuracy")))
     optimizer  accuracy
     adam       0.97
     sgd        0.9
     """
-    table = [*([header] if header else []), *rows]
+    table = [list(map(printable, row)) for row in [*([header] if header else []), *rows]]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in table)
     return "\n".join(line.rstrip() for line in lines)
@@ -39,7 +51,7 @@ class Table(NamedTuple):
     notes: Sequence[str] = ()
 
     def __repr__(self) -> str:
-        return "\n".join([text_table(self.rows, self.header), *self.notes])
+        return "\n".join([text_table(self.rows, self.header), *map(printable, self.notes)])
 
     def _repr_html_(self) -> str:
         rows = [[("th", cell) for cell in self.header]] if self.header else []
@@ -49,11 +61,54 @@ class Table(NamedTuple):
         return f"<table>{table}</table>" + "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
 
 
-def printable(text: object, *, lines: bool = True) -> str:
-    r"""Escapes control characters and lone surrogates, as ``\x1b``; line ends stay if ``lines``."""
-    return "".join(
-        character
-        if character.isprintable() or (lines and character == "\n")
-        else character.encode("unicode_escape").decode()
-        for character in str(text)
-    )
+def short_path(path: Path) -> str:
+    """Returns ``path`` relative to the working directory if it is below it, as a user would type it."""
+    with contextlib.suppress(OSError, ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
+
+
+@contextlib.contextmanager
+def any_text() -> Iterator[None]:
+    """Within the block standard output escapes characters that its encoding lacks, as standard error does."""
+    stream = sys.stdout
+    strict = isinstance(stream, io.TextIOWrapper) and stream.errors == "strict"
+    # Other settings flush what was printed before, which a full disk refuses.
+    with contextlib.suppress(OSError, ValueError):
+        if strict:
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            if strict:
+                stream.reconfigure(errors="strict")  # type: ignore[union-attr]
+
+
+def say_error(text: object) -> None:
+    """Prints a line on standard error, if there is one, and it can be written."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{printable(text)}\n")
+        sys.stderr.flush()
+
+
+def is_of_output(error: BaseException) -> bool:
+    """Whether ``error`` is one of writing standard output: to a closed pipe or terminal, or on a full disk."""
+    return isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITABLE
+
+
+def flush_output() -> None:
+    """Flushes standard output, and drops what cannot be written: Python would end with status 120."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        drop_output()
+
+
+def drop_output() -> None:
+    """Sends standard output, which cannot be written, to nowhere: Python would write what is left again, and fail."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or no file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

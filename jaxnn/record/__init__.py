@@ -1,7 +1,7 @@
 """Run directories, which are readable without jaxnn and never half-written; the checkpoints and plots in them."""
 
 from jaxnn.record._checkpoints import FOLDER, Checkpoints, Restored, load_checkpoint
-from jaxnn.record._metric_log import LogDigest, MetricWriter, WriterFacts, rewind_metrics
+from jaxnn.record._metric_log import LogDigest, MetricWriter, WriterFacts, Writers, rewind_metrics
 from jaxnn.record._plots import draw_curves, draw_picture, format_value, label_ticks, new_figure, new_panels
 from jaxnn.record._provenance import (
     PARTS,

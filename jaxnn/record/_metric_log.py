@@ -8,8 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
+from jaxnn.parallel import is_primary
+from jaxnn.record._plots import draw_picture
 from jaxnn.record._record_reader import numbers, read_bytes
-from jaxnn.record._run_directory import METRICS_FILE, write_bytes
+from jaxnn.record._run_directory import METRICS_FILE, Record, write_bytes
+from jaxnn.types import ConfigError, warn
 
 type Line = dict[str, Any]
 
@@ -34,10 +39,12 @@ class MetricWriter(Protocol):
 
     Pass instances as the option ``writers``. The training thread of the process that writes the record calls ``write``,
     which should return quickly. A resumed run writes the lines after its checkpoint again, as their ``step`` shows.
+    An exception becomes a warning, and training continues.
 
-    Three more methods are called if there are any: ``open(facts: WriterFacts)`` before the first line;
+    Four more methods are called if there are any: ``open(facts: WriterFacts)`` before the first line;
     ``media(name, content, step)`` with pictures, uint8 ``[height, width, 3]``, and texts, ``str``, of
-    probes and the curves at the end; ``close()`` when the record is complete, also if there was no ``open``.
+    probes and the curves at the end; ``flush()`` before each checkpoint, which a resumed run may start from;
+    ``close()`` when the record is complete, also if there was no ``open``.
 
     >>> class LossPrinter:
     ...     def write(self, lines):
@@ -49,6 +56,59 @@ class MetricWriter(Protocol):
 
     def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Writes the lines of one report, one for each member in a sweep: ``step``, metrics and throughput by name."""
+
+
+class Writers:
+    """The metric writers of a run or a sweep; their exceptions become warnings, since the record has every line."""
+
+    def __init__(self, writers: Sequence[Any] = ()) -> None:
+        self._writers = writers
+
+    @property
+    def take_media(self) -> bool:
+        """Whether any of the writers takes pictures and texts."""
+        return any(hasattr(writer, "media") for writer in self._writers)
+
+    def open(self, facts: WriterFacts) -> None:
+        """Opens the writers, in the process that writes the record; ConfigError if one fails."""
+        for writer in self._writers if is_primary() else ():
+            try:
+                getattr(writer, "open", lambda facts: None)(facts)
+            except Exception as error:  # any: the service's
+                raise ConfigError(
+                    f"the writer {type(writer).__name__} cannot be opened ({type(error).__name__}: {error}): check its "
+                    "service and its settings, or leave it out."
+                ) from error
+
+    def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Sends the lines of one report; each writer gets copies."""
+        for writer in self._writers if is_primary() else ():
+            _attempt(writer, "write", [dict(line) for line in lines])
+
+    def media(self, name: str, content: Any, step: int) -> None:
+        """Sends a text, or a picture, as `draw_picture` takes it, to the writers that have ``media``."""
+        content = content if isinstance(content, str) else np.asarray(draw_picture(content))
+        for writer in self._writers if is_primary() else ():
+            _attempt(writer, "media", name, content, step)
+
+    def flush(self) -> None:
+        """Has the writers store what they were sent: a checkpoint that will cover it is about to be saved."""
+        for writer in self._writers if is_primary() else ():
+            _attempt(writer, "flush")
+
+    def close(self) -> None:
+        """Closes the writers, in every process."""
+        for writer in self._writers:
+            _attempt(writer, "close")
+
+
+def _attempt(writer: Any, method: str, *arguments: Any) -> None:
+    """Calls a method of a user's writer, if it has it; warns of an exception."""
+    try:
+        getattr(writer, method, lambda *_: None)(*arguments)
+    except Exception as error:  # any: the writer's
+        cause = " ".join([f"{type(error).__name__}:", *str(error).split()])
+        warn(f"the writer {type(writer).__name__} failed in {method} ({cause}): the run continues; check the writer.")
 
 
 class LogDigest:
@@ -73,19 +133,19 @@ class LogDigest:
 
 
 def rewind_metrics(
-    path: Path,
+    record: Record,
     end_of: Callable[[Line], int],
     noted: Mapping[str, Any] | None,
     name: str,
     members: Sequence[int] | None = None,
 ) -> tuple[list[Line], LogDigest, str | None]:
-    """Truncates ``metrics.jsonl`` in ``path`` to the lines of a checkpoint; a damaged log, where its damage starts.
+    """Truncates ``metrics.jsonl`` of ``record`` to the lines of a checkpoint; a damaged log, where its damage starts.
 
     ``noted`` is the ``log`` of the checkpoint ``name``; ``end_of`` maps a line to the checkpoint's last step. In a
     sweep the checkpoint is of ``members``, and lines of others stay. Returns the kept lines, their digest, and a
     message if they differ from the reported ones; the original is then copied to a file beside the log.
     """
-    file = path / METRICS_FILE
+    file = record.path / METRICS_FILE
     content = read_bytes(file)
     others, lines = list[bytes](), list[bytes]()
     for raw in content[: content.rfind(b"\n") + 1].splitlines(keepends=True):
@@ -106,7 +166,7 @@ def rewind_metrics(
         write_bytes(aside := next(name for name in names if not name.exists()), content)
         message = f"{message} {aside}"
     if (rewound := b"".join([*others, *kept])) != content:
-        write_bytes(file, rewound)
+        record.replace_metrics(rewound)
     return [numbers(json.loads(line)) for line in kept], digest, message
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxnn.record._record_reader import metrics_of
+from jaxnn.types import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +28,7 @@ def new_figure(**arguments: Any) -> Figure:
     """A styled figure without a window, which a notebook shows even before it imports ``pyplot``."""
     from matplotlib import style
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
     class StyledFigure(Figure):
         def add_subplot(self, *args: Any, **kwargs: Any) -> Any:
@@ -34,6 +36,10 @@ def new_figure(**arguments: Any) -> Figure:
                 return super().add_subplot(*args, **kwargs)
 
         def draw(self, renderer: Any) -> None:
+            for text in self.findobj(Text):
+                # Of a name: matplotlib would warn, with the character in its warning.
+                if (shown := printable(text.get_text())) != text.get_text():
+                    text.set_text(shown)
             with STYLE_LOCK, style.context(STYLE):  # creates ticks
                 super().draw(renderer)
 

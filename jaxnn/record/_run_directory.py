@@ -1,5 +1,6 @@
 """Run directories: created once, written by one process at a time, every file complete or absent."""
 
+import dataclasses
 import fcntl
 import json
 import math
@@ -10,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
@@ -24,8 +25,8 @@ LOCK_FILE = ".lock"
 
 
 def new_run_dir(name: str, parent: Path = Path("runs")) -> Path:
-    """Returns an unused path, ``runs/<name>/<time>-<four hex digits>``, without creating it."""
-    return parent / name / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{secrets.token_hex(2)}"
+    """Returns an unused absolute path, ``runs/<name>/<time>-<four hex digits>``, without creating it."""
+    return parent.absolute() / name / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{secrets.token_hex(2)}"
 
 
 def create_run_dir(path: Path) -> Path:
@@ -68,7 +69,8 @@ def check_name(path: Path) -> None:
         raise RecordError(f"{str(path)!r:.80} cannot be a run directory ({reason}): choose another name.") from error
 
 
-class Record(NamedTuple):
+@dataclasses.dataclass
+class Record:
     """An open run directory and its lock, which is None in the processes of a run that write nothing.
 
     Its methods raise RecordError if the disk refuses, and leave the files unchanged.
@@ -76,6 +78,7 @@ class Record(NamedTuple):
 
     path: Path
     lock: IO[str] | None
+    _size: int = 0  # bytes that this process left in ``metrics.jsonl``
 
     @property
     def writes(self) -> bool:
@@ -95,6 +98,11 @@ class Record(NamedTuple):
         written, file = [json_line(line).encode() for line in lines], self.path / METRICS_FILE
         if not self.writes:
             return written
+        if self._size and not (file.exists() and file.stat().st_size >= self._size):
+            raise RecordError(
+                f"{file} was removed or shortened during the run: leave it in place until the run has ended; to "
+                f"continue from its last checkpoint: --resume {self.path}."
+            )
         # Opened for each report, since resuming replaces the file. Unbuffered, since closing the file would try again
         # to write a buffer that the disk refused.
         with refusals(f"{file} cannot be written"), file.open("ab", buffering=0) as log:
@@ -105,7 +113,13 @@ class Record(NamedTuple):
             except OSError:
                 log.truncate(before)
                 raise
+            self._size = log.tell()
         return written
+
+    def replace_metrics(self, content: bytes) -> None:
+        """Replaces ``metrics.jsonl``."""
+        write_bytes(self.path / METRICS_FILE, content)
+        self._size = len(content)
 
     def write(self, name: str, content: Mapping[str, Any] | list[Any]) -> None:
         """Replaces a JSON file of the record, such as ``run.json``."""

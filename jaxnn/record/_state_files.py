@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,8 @@ UNFINISHED = ".unfinished"  # the suffix of a folder while it is written
 # The errors of Orbax for a checkpoint of another tree, and for one that it cannot write.
 UNREADABLE = (ValueError, KeyError, TypeError, OSError)
 UNWRITABLE = (OSError, ValueError)
+# Orbax expands a path with one of the first three as a pattern, and TensorStore reads a backslash as a slash.
+SPECIAL = frozenset("*?[\\")
 SUMS_FILE = "SHA256SUMS"
 SUMS_HEAD = "# sha256 of the lines below: "  # `sha256sum -c` skips this line, which shows damage to the list itself
 
@@ -108,16 +111,31 @@ def orbax_options(folder: Path) -> dict[str, Any]:
     return {"multiprocessing_options": options}
 
 
+@contextlib.contextmanager
+def without_special(folder: Path) -> Iterator[Path]:
+    """Yields a path to ``folder`` that Orbax takes literally: by a temporary link if it has `SPECIAL` characters."""
+    if SPECIAL.isdisjoint(str(folder)):
+        yield folder
+        return
+    place = tempfile.gettempdir()
+    with tempfile.TemporaryDirectory(dir=place if SPECIAL.isdisjoint(place) else "/tmp") as links:
+        (link := Path(links, "folder")).symlink_to(folder)
+        yield link
+
+
 def start_writing(target: Path, state: PyTree, about: Mapping[str, Any] | None = None) -> Callable[[], None]:
     """Starts to write a state, a :func:`host_copy`, with its checksums to the new folder ``target``.
 
     Arrays of several processes are copied to the host now. The returned function completes and names the folder, in any
-    thread, without JAX. Both raise UNWRITABLE if the disk refuses, and remove the partial folder. ``about`` is the
-    content of ``checkpoint.json`` in a run's checkpoint, whose arrays are in a subfolder.
+    thread, without JAX. Both raise UNWRITABLE if the disk refuses, and remove the partial folder; so does a folder that
+    does not hold what was written. ``about`` is the content of ``checkpoint.json`` in a run's checkpoint, whose arrays
+    are in a subfolder.
     """
     import orbax.checkpoint as ocp
 
-    unfinished = target.with_name(f"{target.name}{UNFINISHED}")
+    name = "".join(f"%{ord(character):x}" if character in SPECIAL else character for character in target.name)
+    unfinished = target.with_name(f"{name}{UNFINISHED}")
+    opened = contextlib.ExitStack()
     # Otherwise threads wait for folders, which keeps the process alive for 300 s if the disk refuses one.
     in_order = ocp.AsyncOptions(create_directories_asynchronously=False)
 
@@ -136,22 +154,39 @@ def start_writing(target: Path, state: PyTree, about: Mapping[str, Any] | None =
             raise
 
     def complete() -> None:
-        with clearing():
+        with clearing(), opened:
             # Waits until all processes have written.
             checkpointer.close()
             if is_primary():
+                _check_like(read_shapes(arrays), state)
                 if about is not None:
                     (unfinished / ABOUT_FILE).write_text(json.dumps(about) + "\n")
                 write_sums(unfinished)
                 unfinished.rename(target)
                 sync(target.parent)
 
-    with clearing():
+    with contextlib.ExitStack() as failing, clearing():
+        failing.push(opened)
         if about is not None and is_primary():
             unfinished.mkdir(exist_ok=True)
+        arrays = opened.enter_context(without_special(unfinished.parent)) / unfinished.name
+        arrays = arrays if about is None else arrays / ITEM
         checkpointer = ocp.StandardCheckpointer(async_options=in_order, **orbax_options(target))
-        checkpointer.save(unfinished if about is None else unfinished / ITEM, state, force=True)
+        checkpointer.save(arrays, state, force=True)
+        failing.pop_all()
     return complete
+
+
+def read_shapes(folder: Path) -> PyTree:
+    """Reads the shape and dtype of each array of a tree, without their values; raises UNREADABLE."""
+    import orbax.checkpoint as ocp
+
+    options = orbax_options(folder)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**options), **options) as checkpointer:
+        metadata = checkpointer.metadata(folder).item_metadata
+    if metadata is None:
+        raise ValueError("it holds no arrays")
+    return getattr(metadata, "tree", metadata)
 
 
 def read_tree(folder: Path, like: PyTree | None = None) -> PyTree:
@@ -160,21 +195,23 @@ def read_tree(folder: Path, like: PyTree | None = None) -> PyTree:
 
     options = orbax_options(folder)
     handler = ocp.PyTreeCheckpointHandler if like is None else ocp.StandardCheckpointHandler
-    with ocp.Checkpointer(handler(**options), **options) as checkpointer:
-        metadata = checkpointer.metadata(folder).item_metadata
-        if metadata is None:
-            raise ValueError("it holds no arrays")
-        saved = getattr(metadata, "tree", metadata)
+    with without_special(folder) as place, ocp.Checkpointer(handler(**options), **options) as checkpointer:
+        saved = read_shapes(place)
         if like is None:
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
-            return checkpointer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+            return checkpointer.restore(place, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
         # Orbax casts other dtypes silently, and reports other shapes from a task that is never awaited.
-        found, wanted = leaves_by_path(saved), leaves_by_path(like)
-        for name in sorted(found.keys() | wanted.keys()):
-            saved_as, wanted_as = (_described(one[name]) if name in one else "absent" for one in (found, wanted))
-            if saved_as != wanted_as:
-                raise ValueError(f"its {name} is {saved_as}, the requested one {wanted_as}")
-        return jax.tree.map(as_key_like, checkpointer.restore(folder, args=ocp.args.StandardRestore(like)), like)
+        _check_like(saved, like)
+        return jax.tree.map(as_key_like, checkpointer.restore(place, args=ocp.args.StandardRestore(like)), like)
+
+
+def _check_like(saved: PyTree, like: PyTree) -> None:
+    """Raises ValueError for an array that one of the trees lacks, or that has another shape or dtype in it."""
+    found, wanted = leaves_by_path(saved), leaves_by_path(like)
+    for name in sorted(found.keys() | wanted.keys()):
+        saved_as, wanted_as = (_described(one[name]) if name in one else "absent" for one in (found, wanted))
+        if saved_as != wanted_as:
+            raise ValueError(f"its {name} is {saved_as}, the requested one {wanted_as}")
 
 
 def host_copy(state: PyTree) -> PyTree:

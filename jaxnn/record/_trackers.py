@@ -5,7 +5,7 @@ import importlib.util
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,17 +14,18 @@ from flax.traverse_util import flatten_dict
 
 from jaxnn.record._checkpoints import FOLDER
 from jaxnn.record._metric_log import WriterFacts
-from jaxnn.record._record_reader import read_facts
-from jaxnn.record._run_directory import RUN_FILE, SWEEP_FILE, write_json
-from jaxnn.types import ConfigError, warn
+from jaxnn.record._record_reader import read_facts, read_metrics
+from jaxnn.record._run_directory import RUN_FILE, SWEEP_FILE, new_run_dir, write_json
+from jaxnn.types import ConfigError
 
 IDS_FILE = "writers.json"
 
 
 class Tracker:
-    """What the three share: a run of the service per member, whose id is in ``writers.json`` of the record.
+    """What the three share: a run of the service per member; ``writers.json`` has its id and the last step it stored.
 
-    Subclasses start, feed and end one run of their service. The runs of members are started by their first lines.
+    Subclasses start, feed and end one run of their service. The runs of members are started by their first lines. Lines
+    of the record that the service lacks are sent before the next one: after a resume, or an error of the service.
     """
 
     extra: ClassVar[str]  # of the package, and the name of the writer
@@ -35,6 +36,7 @@ class Tracker:
     _log: Callable[..., None]
     _show: Callable[..., None]
     _end: Callable[..., None]
+    _store: Callable[..., None] = lambda tracker, run: None  # (run): what was logged outlives this process
 
     def __init__(self, *, checkpoints: bool = False) -> None:
         if importlib.util.find_spec(self.module) is None:
@@ -48,48 +50,73 @@ class Tracker:
         self.facts, self._title = facts, facts.name
         if facts.path is not None:
             self._title, self._file = facts.path.name, facts.path / IDS_FILE
-        self._ids: dict[str, str] = {} if facts.resumed is None else self._known().get(self.extra, {})
+        # By member: the run's id, and the last step that it stored.
+        self._ids: dict[str, dict[str, Any]] = {} if facts.resumed is None else self._known().get(self.extra, {})
+        self._unsent: dict[int | None, list[Mapping[str, Any]]] = {}
+        for line in read_metrics(facts.path) if facts.path is not None and facts.resumed is not None else ():
+            if line["step"] > self._ids.get(_key(line.get("member")), {}).get("sent", 0):
+                self._unsent.setdefault(line.get("member"), []).append(line)
         if not facts.members:
-            self._run(None, (facts.resumed or 0) + 1)
+            unsent = self._unsent.get(None, [])
+            self._run(None, unsent[0]["step"] if unsent else (facts.resumed or 0) + 1)
+            self._send(None)
 
     def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Logs the numbers of each line at its step."""
-        with self._surviving():
-            for line in lines:
-                values = {name: value for name, value in line.items() if name not in ("step", "member")}
-                self._log(self._run(line.get("member"), line["step"]), values, line["step"])
+        for line in lines:
+            member = line.get("member")
+            # A resumed sweep reports what follows its checkpoint again.
+            earlier = [old for old in self._unsent.get(member, ()) if old["step"] < line["step"]]
+            self._unsent[member] = [*earlier, line]
+        for member in [line.get("member") for line in lines]:
+            self._send(member)
 
     def media(self, name: str, content: np.ndarray | str, step: int) -> None:
         """Logs a picture, uint8 ``[height, width, 3]``, or a text, of the run or of the sweep itself."""
-        with self._surviving():
-            self._show(self._run(None, step), name, content, step)
+        self._show(self._run(None, step), name, content, step)
+
+    def flush(self) -> None:
+        """Has the service store what it was sent, and notes up to which step that is."""
+        for run in self._runs.values():
+            self._store(run)
+        self._note()
 
     def close(self) -> None:
         """Ends the runs, with the status that the record has."""
-        for run in self._runs.values():
-            with self._surviving():
+        runs, self._runs = self._runs, {}
+        with contextlib.ExitStack() as stack:  # one that fails keeps none of the others open
+            for run in runs.values():
                 path, file = self.facts.path, SWEEP_FILE if self.facts.members else RUN_FILE
-                self._end(run, "finished" if path is None else read_facts(path / file, ())["status"])
-        self._runs = {}
+                stack.callback(self._end, run, "finished" if path is None else read_facts(path / file, ())["status"])
+        if runs:
+            self._note()
 
-    @contextlib.contextmanager
-    def _surviving(self) -> Iterator[None]:
-        """Warns of an error of the service: training continues, and the record has all."""
-        try:
-            yield
-        except Exception as error:
-            warn(f"the writer {self.extra} could not send all to its service ({error}).")
+    def _send(self, member: int | None) -> None:
+        """Logs the lines of a member, or of the run, that wait; those after an error of the service stay."""
+        waiting = self._unsent.get(member, [])
+        while waiting:
+            step = waiting[0]["step"]
+            values = {name: value for name, value in waiting[0].items() if name not in ("step", "member")}
+            self._log(self._run(member, step), values, step)
+            self._ids[_key(member)]["sent"] = step
+            del waiting[0]
+
+    def _note(self) -> None:
+        """Writes the ids to the record."""
+        if self._file is not None:
+            write_json(self._file, self._known() | {self.extra: self._ids})
 
     def _run(self, member: int | None, step: int) -> Any:
         """The service's run of a member, or of the run or sweep itself, started or continued at ``step`` if need be."""
         if member not in self._runs:
-            key, facts = "" if member is None else str(member), self.facts
+            key, facts = _key(member), self.facts
             title = self._title if member is None else f"{self._title}-{member:04d}"
             config: dict[str, Any] = flatten_dict(dict(facts.config), sep=".")  # type: ignore[no-untyped-call]
             config |= {} if member is None else facts.members[member]
-            self._runs[member], self._ids[key] = self._start(title, config, self._ids.get(key), step, member)
-            if self._file is not None:
-                write_json(self._file, self._known() | {self.extra: self._ids})
+            known = self._ids.get(key, {"sent": 0})
+            self._runs[member], name = self._start(title, config, known.get("id"), step, member)
+            self._ids[key] = {"id": name, "sent": min(known["sent"], step - 1)}
+            self._note()
         return self._runs[member]
 
     def _known(self) -> dict[str, Any]:
@@ -102,40 +129,65 @@ class Tracker:
         return str(folder) if self.checkpoints and folder and folder.is_dir() else None
 
 
+def _key(member: int | None) -> str:
+    """The key in ``writers.json`` of a member, or of the run or the sweep itself."""
+    return "" if member is None else str(member)
+
+
 class TensorBoard(Tracker):
     """Writes event files for TensorBoard, with ``tensorboardX``: ``pip install "jaxnn[tensorboard]"``.
 
-    They are in ``tensorboard/`` of the record, or of ``runs/NAME`` without one; those of a sweep's members in a folder
-    each. The config is there as hyper-parameters. Events after the step that a run resumes from are purged.
+    They are in ``tensorboard/`` of the record, or of a new folder ``runs/NAME/TIME-ID`` without one; those of a sweep's
+    members in a folder each. The config is there as hyper-parameters. Events are on the disk before a checkpoint is,
+    and those after the step that a run resumes from are purged.
 
     >>> jn.fit(experiment, writers=("tensorboard",))  # doctest: +SKIP
     """
 
     extra, module = "tensorboard", "tensorboardX"
 
-    def _start(self, title: str, config: Mapping[str, Any], known: str | None, step: int, member: int | None) -> Any:
-        from tensorboardX import SummaryWriter
-        from tensorboardX.summary import hparams
+    def open(self, facts: WriterFacts) -> None:
+        """Chooses the folder; see `Tracker.open`."""
+        self._folder = (facts.path or new_run_dir(facts.name)) / "tensorboard"
+        super().open(facts)
 
-        folder = (self.facts.path or Path("runs") / self.facts.name) / "tensorboard"
-        folder = folder if member is None else folder / f"{member:04d}"
-        writer = SummaryWriter(str(folder), purge_step=step if known is not None else None)
-        if known is None:
-            writer.add_text("config", json.dumps(config, indent=2), 0)
+    def _start(self, title: str, config: Mapping[str, Any], known: str | None, step: int, member: int | None) -> Any:
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import SessionLog
+        from tensorboardX.summary import hparams, text
+
+        folder = self._folder if member is None else self._folder / f"{member:04d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        # Not a SummaryWriter, which hands events to a thread, and cannot wait for them to be written. The name has the
+        # time in seconds, and a second file of that name would replace the first.
+        events = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+        if known is not None:
+            self._add(events, step, session_log=SessionLog(status=SessionLog.START))
+        else:
             words = {name: str(value) for name, value in config.items() if not isinstance(value, int | float)}
-            for summary in hparams({**config, **words}, {}):
-                writer.file_writer.add_summary(summary)
-        return writer, str(folder)
+            for summary in (text("config", json.dumps(config, indent=2)), *hparams({**config, **words}, {})):
+                self._add(events, 0, summary=summary)
+        return events, str(folder)
+
+    def _add(self, run: Any, step: int, **content: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        run.write_event(Event(wall_time=time.time(), step=step, **content))
 
     def _log(self, run: Any, values: Mapping[str, float], step: int) -> None:
+        from tensorboardX.summary import scalar
+
         for name, value in values.items():
-            run.add_scalar(name, value, step)
+            self._add(run, step, summary=scalar(name, value))
 
     def _show(self, run: Any, name: str, content: np.ndarray | str, step: int) -> None:
-        if isinstance(content, str):
-            run.add_text(name, content, step)
-        else:
-            run.add_image(name, content, step, dataformats="HWC")
+        from tensorboardX.summary import image, text
+
+        is_text = isinstance(content, str)
+        self._add(run, step, summary=text(name, content) if is_text else image(name, content, dataformats="HWC"))
+
+    def _store(self, run: Any) -> None:
+        run.flush()
 
     def _end(self, run: Any, status: str) -> None:
         run.close()
@@ -244,9 +296,12 @@ class MLflow(Tracker):
         else:
             self._client.log_image(run, content, f"{name}/{step}.png")
 
-    def _end(self, run: Any, status: str) -> None:
+    def _store(self, run: Any) -> None:
         while self._pending:
             self._pending.pop().wait()
+
+    def _end(self, run: Any, status: str) -> None:
+        self._store(run)
         if folder := self._checkpoints():
             self._client.log_artifacts(run, folder, FOLDER)
         self._client.set_terminated(run, self.STATUS.get(status, "FINISHED"))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jaxnn.observe import Clock, printable, text_table
+from jaxnn.observe import Clock, any_text, drop_output, printable, say_error, text_table
 from jaxnn.parallel import is_primary
 
 # Plain output goes to files and logs: a line now and then, not one per window.
@@ -29,10 +29,11 @@ class Display:
 
     def say(self, text: Any) -> None:
         """Prints a line that stays, above the bar if there is one."""
-        if self.kind == "bar" and self._live is not None:
-            self._live.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
-        elif self.kind != "none":
-            print(printable(text), flush=True)
+        with self._surviving():
+            if self.kind == "bar" and self._live is not None:
+                self._live.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+            elif self.kind != "none":
+                print(printable(text), flush=True)
 
     def rows(self, rows: Sequence[tuple[str, str | None]], first_width: int = 0) -> None:
         """Prints a table of name and value, without the rows that have no value."""
@@ -51,7 +52,8 @@ class Display:
         if report.is_milestone or due:
             self._last = time.perf_counter()
             show = {"bar": self._move, "notebook": self._redraw}.get(self.kind, self.say)
-            show(report)
+            with self._surviving():
+                show(report)
 
     def announcing(self, clock: Clock) -> contextlib.AbstractContextManager[None]:
         """Announces the stages of the block that take long, as ``clock`` knows them."""
@@ -61,9 +63,25 @@ class Display:
 
     def close(self) -> None:
         """Takes the bar down."""
-        if self.kind == "bar" and self._live is not None:
-            self._live.stop()
-            self._live = None
+        live, self._live = self._live, None
+        if self.kind == "bar" and live is not None:
+            with self._surviving():
+                live.stop()
+
+    @contextlib.contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Prints nothing more if standard output cannot be written; only a closed pipe is an error, BrokenPipeError."""
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except (OSError, ValueError) as error:
+            # Python has a ValueError for a closed file.
+            if not isinstance(error, OSError) and not sys.stdout.closed:
+                raise
+            self.kind = "none"
+            drop_output()
+            say_error(f"standard output cannot be written ({getattr(error, 'strerror', None) or error}): it is dropped")
 
     def _move(self, report: Any) -> None:
         from rich.console import Group
@@ -94,6 +112,10 @@ class Display:
             self._live.update(cell)
 
     def _announce(self, clock: Clock, over: threading.Event) -> None:
+        with contextlib.suppress(BrokenPipeError), self._surviving():  # a closed pipe is the main thread's to notice
+            self._announce_stages(clock, over)
+
+    def _announce_stages(self, clock: Clock, over: threading.Event) -> None:
         announced, shown = clock.current, False
         while not over.wait(SECONDS_BETWEEN_LOOKS):
             current = _, stage, since = clock.current
@@ -119,12 +141,12 @@ def open_display(progress: str) -> Iterator[Display]:
         # Only if IPython is imported already: importing it would cost every script half a second.
         shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
         in_notebook = type(shell).__name__ == "ZMQInteractiveShell"
-        kind = "notebook" if in_notebook else "bar" if sys.stdout.isatty() else "plain"
+        # There is none if its descriptor was closed.
+        is_terminal = sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty()
+        kind = "notebook" if in_notebook else "bar" if is_terminal else "plain"
     display = Display(kind)
-    try:
+    with any_text(), contextlib.closing(display):
         yield display
-    finally:
-        display.close()
 
 
 @contextlib.contextmanager

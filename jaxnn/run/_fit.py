@@ -17,7 +17,7 @@ import optax
 from jaxnn import data as sources
 from jaxnn import engine, tasks
 from jaxnn.engine import RunOptions
-from jaxnn.observe import Clock
+from jaxnn.observe import Clock, short_path
 from jaxnn.parallel import computing_on
 from jaxnn.record import metrics_of
 from jaxnn.run._display import Display, open_display
@@ -32,7 +32,7 @@ from jaxnn.types import ENDLESS, ConfigError, Experiment, Splits, Task, Training
 def fit(experiment: Experiment[Any], options: RunOptions | None = None, **changes: Any) -> Run:
     """Trains ``experiment``, reports the device and the speed, and writes a record.
 
-    SIGINT and SIGTERM end the run after the current window, saved and ready to resume; its status is then
+    SIGINT, SIGTERM and SIGHUP end the run after the current window, saved and ready to resume; its status is then
     ``interrupted``, in ``run.summary.status``. A second one, or one before the first step, raises KeyboardInterrupt.
 
     >>> run = jn.fit(experiment, record=False, progress="none", steps_per_call=5)
@@ -58,15 +58,16 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
                 session = opened.enter_context(open_session(experiment, options, clock, display))
                 # From here on there is something to save, and its record to complete.
                 around.enter_context(interruption.finishing("the current window"))
-                path = None if session.trainer.record is None else str(session.trainer.record.path)
+                path = None if session.trainer.record is None else short_path(session.trainer.record.path)
                 display.rows(startup_report(session.trainer, path, session.resumed), NAME_WIDTH)
             _watch(session, around, interruption, aloud=options.progress != "none")
             for report in _reports(session, lambda: interruption.signum is not None):
                 with interruption.stopping_if_unread():
                     display.report(report)
-        display.close()
         run = run_of(session)
-        display.rows(run.closing_rows())
+        with interruption.stopping_if_unread(ended=True):
+            display.close()
+            display.rows(run.closing_rows())
         return run
 
 

@@ -8,7 +8,7 @@ import numbers
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,19 @@ import numpy as np
 from jaxnn import engine, parallel
 from jaxnn import record as records
 from jaxnn.engine import RunOptions
-from jaxnn.observe import Clock, compile_totals, describe_devices, given_up, peak_memory_bytes, steady_throughput
+from jaxnn.observe import (
+    Clock,
+    compile_totals,
+    describe_devices,
+    given_up,
+    peak_memory_bytes,
+    short_path,
+    steady_throughput,
+)
 from jaxnn.run._display import Display
 from jaxnn.run._report import NAME_WIDTH, Summary, device_rows
 from jaxnn.run._resume import continued_options, restored_facts
-from jaxnn.types import ConfigError, Experiment, RecordError, TrainingError
+from jaxnn.types import Experiment, RecordError, TrainingError
 
 PROBES = "probes"  # the folder of a record that has their pictures and texts
 
@@ -90,7 +98,7 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
                 path = parallel.broadcast_from_primary(lambda: str(records.create_run_dir(wanted)))
                 record = stack.enter_context(records.open_record(Path(path), writes=parallel.is_primary()))
             trainer.open_store(record, record.path / records.FOLDER)
-            parallel.set_resume_hint(f"resume with --resume {record.path}")
+            parallel.set_resume_hint(f"resume with --resume {short_path(record.path)}")
             if before is not None:
                 facts, session.resumed = restored_facts(trainer, before, facts)
         # A run that is over is loaded, not run: its record stays as it is, unless a kill left it without its end.
@@ -146,10 +154,13 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
         except RecordError as error:
             refused.append(error)
 
+    error: BaseException | None = None  # that of the run: its caller may be handling another one
     try:
         yield
+    except BaseException as raised:
+        error = raised
+        raise
     finally:
-        error = sys.exception()
         # Also if the last save of a run was broken off: its state is lost.
         broken = error is not None and not isinstance(error, GeneratorExit)
         if log.unfinished or (broken and log.status in ("finished", "stopped early")):
@@ -200,38 +211,19 @@ def file_name_of(experiment: Experiment[Any]) -> str | None:
 
 
 @contextlib.contextmanager
-def observed(session: Session, writers: Sequence[records.MetricWriter]) -> Iterator[None]:
+def observed(session: Session, writers: records.Writers) -> Iterator[None]:
     """Opens the writers for a run, connects them and its probes to the trainer, and sends the curves at the end."""
     trainer, path = session.trainer, None if session.trainer.record is None else session.trainer.record.path
     step = None if session.resumed is None else session.resumed["step"]
     config = records.config_json(trainer.experiment.config)
     trainer.writers = writers
-    open_all(writers, records.WriterFacts(session.name, path, config, resumed=step))
+    writers.open(records.WriterFacts(session.name, path, config, resumed=step))
     if probes := engine.named_probes(trainer.options.probes):
         trainer.probe = functools.partial(_call, session, probes)
     yield
-    if trainer.logs[0].lines and any(hasattr(writer, "media") for writer in writers):
+    if trainer.logs[0].lines and writers.take_media:
         curves = records.draw_curves(trainer.logs[0].lines, str(path or session.name))
-        send(writers, "curves", curves, trainer.logs[0].step)
-
-
-def open_all(writers: Sequence[Any], facts: records.WriterFacts) -> None:
-    """Calls ``open`` of the writers that have it, in the process that writes; ConfigError if it fails."""
-    for writer in writers if parallel.is_primary() else ():
-        try:
-            getattr(writer, "open", lambda facts: None)(facts)
-        except Exception as error:  # any: the service's
-            raise ConfigError(
-                f"the writer {type(writer).__name__} cannot be opened ({type(error).__name__}: {error}): check its "
-                "service and its settings, or leave it out."
-            ) from error
-
-
-def send(writers: Sequence[Any], name: str, content: Any, step: int) -> None:
-    """Hands a text, or a picture, as `draw_picture` takes it, to the writers that have ``media``."""
-    content = content if isinstance(content, str) else np.asarray(records.draw_picture(content))
-    for writer in writers if parallel.is_primary() else ():
-        getattr(writer, "media", lambda *_: None)(name, content, step)
+        writers.media("curves", curves, trainer.logs[0].step)
 
 
 def _call(session: Session, probes: Mapping[str, engine.Probe], step: int) -> dict[str, float]:
@@ -276,5 +268,5 @@ def _recorded(session: Session, name: str, value: Any, step: int) -> dict[str, f
         file = directory.path / PROBES / name / f"{step}.{suffix}"
         records.make_room(file.parent)
         records.write_bytes(file, content)
-    send(session.trainer.writers, name, value, step)
+    session.trainer.writers.media(name, value, step)
     return {}

@@ -2,12 +2,12 @@
 
 import dataclasses
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxnn.engine import RunOptions, Trainer
+from jaxnn.observe import say_error
 from jaxnn.parallel import choose_devices, find_devices, find_strategy, format_mesh, parse_mesh
 from jaxnn.record import FOLDER, TRACKERS, changed_parts, check_same_data, config_from_json, config_json, jsonable
 from jaxnn.types import ConfigError, Experiment, RecordError
@@ -137,7 +137,7 @@ def recorded_setup(
             lost = [name for name in names if ":" not in name and not (option == "writers" and name in TRACKERS)]
             kept[option] = tuple(name for name in names if name not in lost)
             if lost:
-                sys.stderr.write(f"{where} used the {what} {', '.join(lost)}, without MODULE:NAME: give them again\n")
+                say_error(f"{where} used the {what} {', '.join(lost)}, without MODULE:NAME: give them again")
     return kept
 
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxnn import engine, record
-from jaxnn.observe import Clock, Table, Throughput, describe_devices, text_table
+from jaxnn.observe import Clock, Table, Throughput, describe_devices, short_path, text_table
 from jaxnn.parallel import Layout, make_layout
 from jaxnn.run._export import export_model
 from jaxnn.run._record import Session, summarise
@@ -170,9 +170,9 @@ class Run:
 
     def closing_rows(self) -> list[tuple[str, str]]:
         """Returns what is printed at the end, as (name, value)."""
-        rows = [*self.summary.rows(), *([("record", str(self.dir))] if self.dir is not None else [])]
-        if self.summary.status == "interrupted" and self.resumable:
-            rows.append(("to resume", f"--resume {self.dir}"))
+        rows = [*self.summary.rows(), *([("record", short_path(self.dir))] if self.dir is not None else [])]
+        if self.dir is not None and self.summary.status == "interrupted" and self.resumable:
+            rows.append(("to resume", f"--resume {short_path(self.dir)}"))
         return rows
 
     @functools.cached_property
@@ -244,6 +244,7 @@ def open_run(
     """
     path = Path(path)
     facts, lines = record.read_run(path), record.read_metrics(path)
+    path = path.absolute()
     config, final, trainer = facts["config"], record.final_metrics(lines), None
     try:
         options = engine.RunOptions(**{name: facts["options"][name] for name in ("monitor", "monitor_mode")})

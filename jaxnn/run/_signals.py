@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the first is acknowledged at once and ends training after its window, the second at once."""
+"""Signals: the first is acknowledged at once and ends training after its window, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from jaxnn.observe import drop_output, say_error
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # How long Python code may take to clean up before a process that ends at once is ended from outside of it.
 GRACE_SECONDS = 1.0
 # How long the main thread waits for the one that takes in signals, which is a matter of microseconds.
@@ -80,15 +82,18 @@ class Interruption:
             self._over = self._finishes is None
 
     @contextlib.contextmanager
-    def stopping_if_unread(self) -> Iterator[None]:
-        """Asks to stop as a first signal does, if standard output turns out to be closed: nothing trained is lost."""
+    def stopping_if_unread(self, *, ended: bool = False) -> Iterator[None]:
+        """Asks to stop as a first signal does, if standard output turns out to be closed: nothing trained is lost.
+
+        ``ended``: training is over, and there is nothing to stop.
+        """
         try:
             yield
         except BrokenPipeError:
             # Its reader has ended, as `tee` does when its disk is full.
             self.signum = self.signum or signal.SIGPIPE
             drop_output()
-            _say("standard output was closed: stopping after the current window")
+            say_error(f"standard output was closed{'' if ended else ': stopping after the current window'}")
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
         """Python's handler, in the main thread: raises KeyboardInterrupt if everything is to end at once."""
@@ -146,6 +151,8 @@ class Interruption:
         elif self.signum is None and self._finishes is not None:
             self.signum, self.asked_at = signum, time.monotonic()
             answer = f"stopping after {self._finishes} …; press Ctrl-C again to stop at once"
+        elif signum == self.signum == signal.SIGHUP:
+            pass  # of the same closed terminal: the system and the shell send one each
         elif self.at_once and self.farewell:
             self._leave()
         else:
@@ -153,7 +160,7 @@ class Interruption:
             self._deadline = time.monotonic() + GRACE_SECONDS
         self._taken += 1
         if answer is not None:
-            _say(answer)
+            say_error(answer)
 
     def _expire(self) -> None:
         """Ends the process, unless it is a caller's whose main thread has got KeyboardInterrupt or may still get it."""
@@ -178,13 +185,13 @@ class Interruption:
         if self.farewell is None:
             leave(SIGNALLED + (self.ended_by or self.signum or 0))
         status, text = self.farewell(self)
-        _say(text)
+        say_error(text)
         leave(status)
 
 
 @contextlib.contextmanager
 def interruptible(farewell: Farewell | None = None) -> Iterator[Interruption]:
-    """Catches SIGINT and SIGTERM within the block, if Python allows it: in the main thread.
+    """Catches SIGINT, SIGTERM and SIGHUP within the block, if Python allows it: in the main thread.
 
     A block within another one shares its `Interruption`. Without a ``farewell``, a process that is stopped at once
     ends by KeyboardInterrupt, unless C++ code keeps its main thread: then SIGTERM or a second Ctrl-C ends it.
@@ -197,7 +204,8 @@ def interruptible(farewell: Farewell | None = None) -> Iterator[Interruption]:
     if isinstance(outer, Interruption):
         yield outer
         return
-    # A signal that is ignored stays so, as that of Ctrl-C is for what a shell starts in the background.
+    # A signal that is ignored stays so, as that of Ctrl-C is for what a shell starts in the background, and SIGHUP for
+    # what `nohup` starts.
     before = {signum: handler for signum in SIGNALS if (handler := signal.getsignal(signum)) != signal.SIG_IGN}
     try:
         for signum in before:
@@ -222,22 +230,11 @@ def _is_ignored_in(frame: FrameType | None) -> bool:
     return False
 
 
-def drop_output() -> None:
-    """Sends standard output, which is closed, to nowhere: Python would write what is left again, and fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def leave(status: int) -> NoReturn:
     """Ends the process without waiting for anything; what was printed is seen, and a terminal has its cursor."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         if sys.stdout.isatty():
             sys.stdout.write(SHOW_CURSOR)
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()

@@ -4,10 +4,11 @@ import contextlib
 import dataclasses
 import importlib
 import signal
+import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from jaxnn.sweeps._plan import SweepOptions, checked_points, plan_sweep
 from jaxnn.sweeps._stored import open_sweep
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.sweeps._sweep_record import new_sweep_dir, origin_of, shard_folder, with_shard_dir
-from jaxnn.types import ConfigError, Experiment, RecordError
+from jaxnn.types import ConfigError, Experiment, LostError, RecordError
 
 MAX_RETRIES = 3  # a worker that is lost this often was not lost by accident
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_TO_WAIT = 60.0  # a driver that was killed leaves workers, which Ray ends within seconds
+# Without its head for 60 seconds Ray ends this process from C++, with status 1.
+SECONDS_WITHOUT_HEAD, SECONDS_BETWEEN_CALLS = 40.0, 5.0
 # Settings of JAX that workers share, besides those that change numbers: what one compiled is there for all.
 CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 
@@ -34,7 +37,7 @@ type Swept = tuple[Experiment[Any], Points | Halving, SweepOptions]
 
 
 def sweep_on_ray(experiment: Experiment[Any], points: Points | Halving, options: SweepOptions) -> Sweep:
-    """Trains the shards of a sweep as Ray tasks; SIGINT and SIGTERM end it, ready to resume."""
+    """Trains the shards of a sweep as Ray tasks; signals end it, ready to resume. LostError if the cluster is lost."""
     if not options.record or options.plan_only or options.shard is not None or options.devices not in (None, 1):
         raise ConfigError(
             "executor='ray' gathers the records of shards with a device each: leave record, plan_only, shard and "
@@ -60,6 +63,8 @@ def sweep_on_ray(experiment: Experiment[Any], points: Points | Halving, options:
             count = ray.get(ray.remote(_count_members).options(**one_core).remote(given, settings))
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
+        except ray.exceptions.RayError as error:
+            raise LostError(f"no worker of Ray's cluster could plan the sweep ({reason(error)}): try again.") from None
         path = options.resume or create_run_dir(
             options.run_dir or new_sweep_dir(options.name or file_name_of(experiment) or "sweep")
         )
@@ -74,19 +79,28 @@ def sweep_on_ray(experiment: Experiment[Any], points: Points | Halving, options:
             shards = (f"{part}/{num_shards}" for part in range(1, num_shards + 1))
             origin = origin_of(experiment)
             tasks = {train_remotely.remote(given, settings, origin, path.resolve(), shard): shard for shard in shards}
+            lost = list[str]()
             with interruption.finishing("the current windows"):
-                for line in _wait(ray, tasks, path, interruption):
+                for line in _wait(ray, tasks, path, interruption, lost):
                     display.say(f"  {line}")
+            if lost and not shard_folders(path):
+                raise LostError(f"no shard of the sweep in {path} was started: try again, with --resume {path}.")
             results = open_sweep(path, experiment)
             display.say(str(results))
         return results
 
 
-def _wait(ray: Any, tasks: dict[Any, str], path: Path, interruption: Interruption) -> Iterator[str]:
-    """Waits for all tasks; after an interruption, for their current windows. Yields lines to print."""
+def _wait(ray: Any, tasks: dict[Any, str], path: Path, interruption: Interruption, lost: list[str]) -> Iterator[str]:
+    """Waits for all tasks; after an interruption, for their current windows. Yields lines to print.
+
+    The shards whose workers were lost are added to ``lost``. LostError if the cluster is.
+    """
     line_at, cancelled = time.monotonic() + SECONDS_BETWEEN_LINES, False
+    answers = _head_answers(ray.get_runtime_context().gcs_address)
     try:
         while tasks:
+            if not answers():
+                raise _lost(path, "its head does not answer")
             if interruption.signum is not None and not cancelled:
                 cancelled = True
                 for task in tasks:
@@ -102,7 +116,10 @@ def _wait(ray: Any, tasks: dict[Any, str], path: Path, interruption: Interruptio
                     # A worker that is interrupted outside of training has nothing to save.
                     if not isinstance(error.cause, KeyboardInterrupt):
                         ending = f"failed: {reason(error.cause)}"
+                except ray.exceptions.LocalRayletDiedError as error:
+                    raise _lost(path, reason(error)) from None
                 except ray.exceptions.RayError as error:
+                    lost.append(shard)
                     ending = f"failed: its worker was lost {MAX_RETRIES + 1} times: {reason(error)}"
                 yield f"shard {shard} {ending}"
             if time.monotonic() >= line_at:
@@ -110,9 +127,45 @@ def _wait(ray: Any, tasks: dict[Any, str], path: Path, interruption: Interruptio
                 # File systems between machines may lack, for a moment, what is being replaced.
                 with contextlib.suppress(OSError, RecordError):
                     yield f"{count_by_status(open_sweep(path).members)}; {len(tasks)} shards left"
+    except LostError:
+        tasks.clear()  # no one could cancel them
+        raise
     finally:
         for task in tasks:
             ray.cancel(task)
+
+
+def _lost(path: Path, why: str) -> LostError:
+    return LostError(
+        f"Ray's cluster was lost ({why}): what its workers saved is intact; start a cluster, and continue with "
+        f"--executor ray --resume {path}."
+    )
+
+
+def _head_answers(address: str) -> Callable[[], bool]:
+    """Returns a function that is False once Ray's head at ``address`` has not answered for too long."""
+    host, _, port = address.rpartition(":")
+    silent_since = None
+    next_call = 0.0
+
+    def calls() -> bool:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS_BETWEEN_CALLS).close()
+        except (OSError, ValueError):
+            return False
+        return True
+
+    watches = calls()  # a head behind Ray's client cannot be called from here
+
+    def answers() -> bool:
+        nonlocal silent_since, next_call
+        now = time.monotonic()
+        if watches and now >= next_call:
+            next_call = now + SECONDS_BETWEEN_CALLS
+            silent_since = None if calls() else silent_since or now
+        return silent_since is None or now - silent_since < SECONDS_WITHOUT_HEAD
+
+    return answers
 
 
 def _count_members(given: Swept, settings: Mapping[str, Any]) -> int:
@@ -162,7 +215,11 @@ def _cluster(options: SweepOptions) -> Iterator[tuple[Any, int, bool]]:
                 "what it has, or leave device out."
             )
         gpus = num_gpus > 0 and options.device != "cpu"
-        yield ray, options.num_workers or (num_gpus if gpus else max(1, num_cores)), gpus
+        try:
+            yield ray, options.num_workers or (num_gpus if gpus else max(1, num_cores)), gpus
+        except LostError:
+            stack.pop_all()  # Ray's shutdown would wait for the head
+            raise
 
 
 def _start(ray: Any, num_workers: int | None) -> None:

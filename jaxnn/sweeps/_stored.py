@@ -44,8 +44,8 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     >>> jn.open_sweep("runs/digits/sweep-…", experiment).best()  # doctest: +SKIP
     Member(index=18, point={'learning_rate': 0.01, 'seed': 2}, ...)
     """
-    path = Path(path)
-    folders = record.sweep_folders(path)
+    folders = [folder.absolute() for folder in record.sweep_folders(Path(path))]
+    path = Path(path).absolute()
     parts = [record.read_facts(folder / record.SWEEP_FILE, FACTS) for folder in folders]
     facts, members, lines = parts[0], dict[int, Member](), list[dict[str, Any]]()
     for index, point in enumerate(facts["points"] if folders != [path] else ()):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxnn.observe import Table, text_table
+from jaxnn.observe import Table, short_path, text_table
 from jaxnn.record import metrics_of
 from jaxnn.run import Run, format_rate, format_split, open_run
 from jaxnn.search import Axis
@@ -370,4 +370,4 @@ class Sweep:
         rows += [("diverged", str(member)) for member in self.members if member.status == "diverged"][:MOST_ERRORS]
         errors = Counter(member.error for member in self.members if member.error)
         rows += [("failed", f"{count} with: {error}") for error, count in errors.most_common(MOST_ERRORS)]
-        return [*rows, ("record", str(self.dir or "none"))]
+        return [*rows, ("record", short_path(self.dir) if self.dir else "none")]

@@ -4,18 +4,17 @@ import contextlib
 import dataclasses
 import math
 import operator
-import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 
 from jaxnn import run as runs
 from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, closing_writers, train, with_changes
-from jaxnn.observe import Clock
+from jaxnn.observe import Clock, short_path
 from jaxnn.parallel import computing_on
-from jaxnn.record import MetricWriter, WriterFacts, check_vacant, create_run_dir, open_record, preload_orbax
+from jaxnn.record import WriterFacts, Writers, check_vacant, create_run_dir, open_record, preload_orbax
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _sweep_record
 from jaxnn.sweeps._groups import Group, reason
@@ -39,8 +38,8 @@ def sweep(
 ) -> Sweep:
     """Trains a member for every point: those that differ in floats and the seed as one program.
 
-    A member computes what its solo run does, to rounding. SIGINT and SIGTERM end the sweep after the current window,
-    saved and ready to resume. ConfigError, DataError or RecordError if the sweep cannot start; then nothing was
+    A member computes what its solo run does, to rounding. SIGINT, SIGTERM and SIGHUP end the sweep after the current
+    window, saved and ready to resume. ConfigError, DataError or RecordError if the sweep cannot start; then nothing was
     written. A point or a group that cannot be trained has the status ``failed`` and the reason; the others are trained.
 
     >>> jn.sweep(experiment, jn.grid(seed=range(8)), patience=3)  # doctest: +SKIP
@@ -111,7 +110,8 @@ def sweep_here(
                 watch = runs.watching(clock, run.flight, options.stall_after, aloud=aloud, interruption=interruption)
                 with watch, display.announcing(clock):
                     run.train()
-            display.close()
+            with interruption.stopping_if_unread(ended=True):
+                display.close()
             results = record.results(plan)
             # What an interrupted sweep exported is behind the states that are there now.
             missing = [m for m in results.members if m.final and (m.dir is None or m.index in unfinished)]
@@ -120,8 +120,13 @@ def sweep_here(
                     export_members(results, missing)
                 record.write_members(plan)
                 results = record.results(plan)
-        hint = [("to resume", f"--resume {results.dir}")] if results.status == "interrupted" and results.dir else []
-        display.rows([*results.rows(), *hint])
+        hint = (
+            [("to resume", f"--resume {short_path(results.dir)}")]
+            if results.status == "interrupted" and results.dir
+            else []
+        )
+        with interruption.stopping_if_unread(ended=True):
+            display.rows([*results.rows(), *hint])
         return results
 
 
@@ -148,7 +153,7 @@ class SweepRun:
         record: SweepRecord,
         interruption: runs.Interruption,
         display: runs.Display,
-        writers: Sequence[MetricWriter],
+        writers: Writers,
     ) -> None:
         self.plan, self.record, self.interruption, self.display = plan, record, interruption, display
         self.writers = writers
@@ -162,24 +167,29 @@ class SweepRun:
         """Trains every group rung by rung; ``sweep.json`` has the status, after errors too."""
         self.record.describe(status=RUNNING)
         self.record.write_members(self.plan)
-        facts, path = self.record.facts, self.record.directory and self.record.directory.path
+        facts = self.record.facts
+        path = None if self.record.directory is None else self.record.directory.path
         points = {member.number: dict(member.point) for member in self.plan.members}
         resumed = None if self.plan.options.resume is None else 0
-        runs.open_all(self.writers, WriterFacts(facts["name"], path, facts["config"], points, resumed))
+        self.writers.open(WriterFacts(facts["name"], path, facts["config"], points, resumed))
         try:
-            for share in self.plan.rungs:
-                for group in self.plan.groups:
-                    if not self.plan.is_over(group):
-                        self._train_group(group, share)
-                    if self.interruption.signum is not None:
-                        return
-                if share < 1.0:
-                    self._prune(share)
-        finally:
+            self._train_rungs()
+        except BaseException as error:
             # The error that ended the sweep is raised, even if the disk refuses after that.
-            failed = isinstance(sys.exception(), Exception)
-            with contextlib.suppress(*([RecordError] if failed else [])):
+            with contextlib.suppress(*([RecordError] if isinstance(error, Exception) else [])):
                 self._complete()
+            raise
+        self._complete()
+
+    def _train_rungs(self) -> None:
+        for share in self.plan.rungs:
+            for group in self.plan.groups:
+                if not self.plan.is_over(group):
+                    self._train_group(group, share)
+                if self.interruption.signum is not None:
+                    return
+            if share < 1.0:
+                self._prune(share)
 
     def _train_group(self, group: Group, share: float) -> None:
         plan, until = self.plan, self.plan.rung_end(group, share)
@@ -291,9 +301,8 @@ class SweepRun:
             "stalls": [dataclasses.asdict(stall) for stall in self.flight.stalls],
         }
         self.record.describe(status="interrupted" if unfinished else "finished", summary=summary)
-        draws = not unfinished and any(hasattr(writer, "media") for writer in self.writers)
-        if draws and (results := self.record.results(plan)).lines:
-            runs.send(self.writers, "sweep", results.plot(), max(log.step for log in logs))
+        if not unfinished and self.writers.take_media and (results := self.record.results(plan)).lines:
+            self.writers.media("sweep", results.plot(), max(log.step for log in logs))
 
 
 def _plan_only(plan: SweepPlan, display: runs.Display, origin: Mapping[str, Any]) -> Sweep:

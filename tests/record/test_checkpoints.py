@@ -38,6 +38,7 @@ OPTIMIZERS = {
 
 
 def test_any_tree_is_saved_and_loaded_with_its_bits(tmp_path):
+    tmp_path = tmp_path / "lr=[0.1,0.2]" / "a\\b"  # neither patterns nor separators
     params = make_state().params
     shapes = jax.eval_shape(lambda: {name: optimizer.init(params) for name, optimizer in OPTIMIZERS.items()})
     states = jax.tree.map(lambda leaf: np.arange(leaf.size).reshape(leaf.shape).astype(leaf.dtype), shapes)
@@ -57,6 +58,16 @@ def test_any_tree_is_saved_and_loaded_with_its_bits(tmp_path):
     assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(plain["state"]))
     assert_equal(plain["state"]["params"], jax.device_get(tree["state"].params))
     assert_equal(plain["state"]["key"], jax.device_get(jax.random.key_data(tree["state"].key)))
+
+
+def test_save_that_lost_an_array_is_refused(tmp_path, monkeypatch):
+    save = ocp.StandardCheckpointer.save
+    monkeypatch.setattr(
+        ocp.StandardCheckpointer, "save", lambda to, path, state, **how: save(to, path, {"a": state["a"]}, **how)
+    )
+    with pytest.raises(RecordError, match="tree cannot be written .its b is absent"):
+        jn.save_checkpoint(tmp_path / "tree", {"a": np.int64(1), "b": np.ones(2)})
+    assert not any(tmp_path.iterdir())
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -61,7 +61,7 @@ def test_metrics_are_cut_where_their_damage_begins(undamaged, tmp_path, damage, 
     whole, file = (undamaged / "metrics.jsonl").read_bytes(), tmp_path / "metrics.jsonl"
     file.write_bytes(found := b"".join(damage(whole.splitlines(keepends=True))))
     noted = {"lines": 4, "sha256": hashlib.sha256(whole).hexdigest()}
-    kept, digest, message = rewind_metrics(tmp_path, lambda line: 20, noted, "step 20")
+    kept, digest, message = rewind_metrics(Record(tmp_path, None), lambda line: 20, noted, "step 20")
     assert [line["step"] for line in kept] == [line["step"] for line in tiny.lines(tmp_path)] == left
     assert (digest.lines, digest.sha256) == (len(left), hashlib.sha256(file.read_bytes()).hexdigest())
     assert message is not None and f"{file} is damaged up to step 20" in message and words in message
@@ -93,7 +93,8 @@ def test_lines_without_their_member_are_damage(tmp_path):
     lines = '{"step": 5, "member": 0}', '{"step": 5, "mdmber": 1}', '{"step": 5, "member": 7}'
     (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     noted = {"lines": 2, "sha256": ""}
-    kept, digest, message = rewind_metrics(path, lambda line: [5, 5][line["member"]], noted, "group 1", (0, 1))
+    ends = lambda line: [5, 5][line["member"]]  # noqa: E731
+    kept, digest, message = rewind_metrics(Record(path, None), ends, noted, "group 1", (0, 1))
     assert kept == [{"step": 5, "member": 0}] and digest.lines == 1
     assert message is not None and "1 of 2 lines are lost" in message
     assert message.endswith(f"the original file is {path}/metrics.damaged-1.jsonl")
@@ -197,6 +198,12 @@ def test_control_characters_of_a_record_are_escaped(halved, sweep, tmp_path, cap
             main(list(map(str, words)))
         printed = "".join(capsys.readouterr())
         assert printed and not set(printed) & {"\x1b", "\x07", "\u202e"}, words
+    moved = halved.rename(halved.with_name(evil))
+    main(["plot", str(moved)])
+    with pytest.raises(RecordError) as caught:
+        jn.open_run(moved / evil)
+    printed = f"{capsys.readouterr().out}{caught.value}{jn.open_run(moved)}"
+    assert "curves.png" in printed and not set(printed) & {"\x1b", "\x07", "\u202e"}
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import io
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.record import is_locked, read_metrics
-from jaxnn.types import TrainingError
+from jaxnn.types import RecordError, TrainingError
 from tests import processes, shell, tiny
 from tests.record.files import contents
 
@@ -121,14 +122,32 @@ def test_exception_in_user_code_and_second_signal_end_a_run_at_once(whole, tmp_p
     chex.assert_trees_all_equal(resumed.state.params, whole.state.params)
 
 
-def test_first_signal_ends_the_window_and_saves(whole, tmp_path, capsys):
-    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    run = tiny.fit(tiny.acting(7, lambda: os.kill(os.getpid(), signal.SIGTERM)), tmp_path / "run", resident=False)
+def test_metrics_deleted_during_a_run_are_missed(tmp_path):
+    delete = (tmp_path / "run" / "metrics.jsonl").unlink
+    with pytest.raises(RecordError, match="metrics.jsonl was removed or shortened during the run"):
+        tiny.fit(tiny.acting(15, delete), tmp_path / "run", resident=False, checkpoint_every=5)
+    # Restored from the checkpoint of step 10; the lines of the steps before are lost.
+    resumed = tiny.fit(tiny.experiment(), resume=tmp_path / "run", resident=False)
+    assert resumed.summary.status == "finished" and resumed.metrics["step"][-1] == 20
+
+
+def test_outcome_is_that_of_the_run_also_while_an_exception_is_handled(tmp_path):
+    try:
+        fail()
+    except ZeroDivisionError:
+        run = tiny.fit(tiny.experiment(num_steps=5), tmp_path / "run")
+    assert run.summary.status == tiny.read(tmp_path / "run")["status"] == "finished"
+
+
+@pytest.mark.parametrize("signum", [(signal.SIGTERM,), (signal.SIGHUP,) * 2])  # two are sent for a closed terminal
+def test_first_signal_ends_the_window_and_saves(whole, tmp_path, capsys, signum):
+    handlers = signal.getsignal(signal.SIGHUP), signal.getsignal(signal.SIGTERM)
+    run = tiny.fit(tiny.acting(7, lambda: [*map(signal.raise_signal, signum)]), tmp_path / "run", resident=False)
     assert "stopping after the current window" in capsys.readouterr().err
     assert run.summary.status == tiny.read(tmp_path / "run")["status"] == "interrupted"
     assert int(run.state.step) == run.summary.step == 10
     assert saved(tmp_path / "run") == [10] and f"--resume {run.dir}" in repr(run)
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    assert (signal.getsignal(signal.SIGHUP), signal.getsignal(signal.SIGTERM)) == handlers
     resumed = tiny.fit(tiny.experiment(), resume=tmp_path / "run", resident=False)
     assert resumed.summary.status == "finished"
     assert resumed.metrics["step"].tolist() == [5, 10, 15, 20]
@@ -144,6 +163,16 @@ def test_interrupted_script_exits_with_75_if_it_can_be_resumed(tmp_path, capsys)
         assert "stopping after" in shell.fails(capsys, main, *flags, *how, status=status)
         assert tiny.read(path)["status"] == "interrupted"
         assert (path / "checkpoints" / "10").is_dir() == (status == 75)
+
+
+def test_a_run_finishes_whatever_standard_output_is(monkeypatch, capsys):
+    with open("/dev/full", "w") as full, open(os.devnull, "w") as closed:
+        closed.close()
+        for out in (io.TextIOWrapper(drawn := io.BytesIO(), "ascii"), full, closed, None):
+            monkeypatch.setattr(sys, "stdout", out)
+            assert tiny.fit(tiny.experiment(), progress="plain").summary.status == "finished"
+    assert b"quartiles \\xb1" in drawn.getvalue()
+    assert capsys.readouterr().err.count("standard output cannot be written (No space left on device)") == 1
 
 
 def test_an_interrupted_run_ends_the_sweep_that_was_to_start_from_it(tmp_path):

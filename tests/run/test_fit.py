@@ -314,6 +314,16 @@ def test_sweep_opens_writers_and_reports_norms(tmp_path):
     assert sweep.lines[-1]["train_param_norm"] == pytest.approx(norm, rel=0.1)
 
 
+def test_writer_that_raises_is_a_warning_and_gets_the_next_lines(tmp_path):
+    spy = Mock(spec=("write", "flush"), **{"write.side_effect": [None, OSError("busy"), None, None]})
+    saved: list[list[str]] = []
+    spy.flush.side_effect = lambda: saved.append([path.name for path in (tmp_path / "run/checkpoints").glob("??")])
+    with pytest.warns(UserWarning, match=r"Mock failed in write \(OSError: busy\)"):
+        run = tiny.fit(tiny.experiment(), tmp_path / "run", writers=(spy,), checkpoint_every=20)
+    assert run.summary.status == "finished" and len(spy.write.call_args_list) == 4
+    assert saved == [[]], "flushed once, before the checkpoint is there"
+
+
 def test_missing_writers_are_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(jn.ConfigError, match=r'writer wandb needs wandb.*: pip install "jaxnn\[wandb\]"\.$'):
@@ -328,14 +338,19 @@ def train_twice(path: Path, writer: Any) -> str:
     """Trains for 20 steps, loses the last ten, resumes to 30; returns the id of the run at the writer's service."""
     how: dict[str, Any] = {**tiny.HOW, "writers": (writer,), "probes": (samples,)}
     tiny.fit(tiny.experiment(), path, checkpoint_every=10, **how)
-    ids = tiny.read(path, "writers.json")
+    ids = known_runs(path)
     shutil.rmtree(path / "checkpoints" / "20")
     if isinstance(writer, str):
         del how["writers"]  # the record has its name
     tiny.fit(tiny.experiment(num_steps=30), resume=path, **how)
-    assert tiny.read(path, "writers.json") == ids
-    (known,) = ids.values()
-    return str(known[""])
+    assert known_runs(path) == ids
+    return str(ids[""])
+
+
+def known_runs(path: Path) -> dict[str, str]:
+    """The ids of a record's runs at the one service it used, by member."""
+    (runs,) = tiny.read(path, "writers.json").values()
+    return {member: known["id"] for member, known in runs.items()}
 
 
 def sweep_seeds(path: Path, writer: Any) -> None:
@@ -349,17 +364,32 @@ def test_tensorboard_continues_its_events(tmp_path):
     needs("tensorboard.backend.event_processing.event_accumulator", "tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    train_twice(tmp_path / "run", "tensorboard")
-    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
-    events.Reload()
-    logged = [(event.step, event.value) for event in events.Scalars("train_loss")]
-    assert logged == [(line["step"], np.float32(line["train_loss"])) for line in tiny.lines(tmp_path / "run")]
-    assert [event.step for event in events.Images("samples/spots")] == [10, 20, 30]
-    assert {"samples/words/text_summary", "config/text_summary"} <= set(events.Tags()["tensors"])
+    def events(path: Path) -> Any:
+        return EventAccumulator(str(path / "tensorboard")).Reload()
+
+    def logged(path: Path) -> list[tuple[int, float]]:
+        return [(event.step, event.value) for event in events(path).Scalars("train_loss")]
+
+    def reported(path: Path) -> list[tuple[int, float]]:
+        return [(line["step"], np.float32(line["train_loss"])) for line in tiny.lines(path)]
+
+    train_twice(run := tmp_path / "run", "tensorboard")
+    assert logged(run) == reported(run)
+    assert [event.step for event in events(run).Images("samples/spots")] == [10, 20, 30]
+    assert {"samples/words/text_summary", "config/text_summary"} <= set(events(run).Tags()["tensors"])
     sweep_seeds(tmp_path / "sweep", TensorBoard())
-    events = EventAccumulator(str(tmp_path / "sweep" / "tensorboard" / "0001"))
-    events.Reload()
-    assert [event.step for event in events.Scalars("test_loss")] == [10, 20]
+    member = EventAccumulator(str(tmp_path / "sweep" / "tensorboard" / "0001")).Reload()
+    assert [event.step for event in member.Scalars("test_loss")] == [10, 20]
+    # What a kill after 15 steps leaves; then a resume whose service knows nothing.
+    how = {**tiny.HOW, "checkpoint_every": 10, "run_dir": (late := tmp_path / "late")}
+    for report in jn.iterate(tiny.experiment(), **how, writers=("tensorboard",)):
+        if report.step == 15:
+            assert logged(late) == reported(late)[:2]
+            break
+    shutil.rmtree(late / "tensorboard")
+    (late / "writers.json").unlink()
+    tiny.fit(tiny.experiment(), resume=late)
+    assert logged(late) == reported(late)
 
 
 @pytest.mark.slow
@@ -407,7 +437,7 @@ def test_mlflow_continues_its_run_and_nests_members(tmp_path, server):
     }
     assert {part.path for part in client.list_artifacts(run_id)} == {"checkpoints", "curves", "samples"}
     sweep_seeds(tmp_path / "sweep", MLflow(server))
-    ids = tiny.read(tmp_path / "sweep", "writers.json")["mlflow"]
+    ids = known_runs(tmp_path / "sweep")
     for member in ("0", "1"):
         run = client.get_run(ids[member])
         assert run.data.tags["mlflow.parentRunId"] == ids[""] and run.data.params["seed"] == member

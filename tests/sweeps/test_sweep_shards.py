@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -146,7 +147,7 @@ def test_killed_worker_is_replaced_and_its_shard_continues(cluster, tmp_path):
 
 SCRIPT = '''
 """A config class and lambdas that no worker can import."""
-import dataclasses, optax, jaxnn as jn
+import dataclasses, os, optax, jaxnn as jn
 from tests import tiny
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +172,23 @@ def test_script_starts_ray_and_ends_it(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert [member.status for member in jn.open_sweep(tmp_path / "swept").members] == ["finished"] * 2
     assert tiny.read(tmp_path / "swept" / "shards" / "1-of-1", "sweep.json")["name"] == "lonely"
+
+
+# In a worker, whose parent is the process that Ray has on each machine.
+LOSES_RAY = (
+    """(open(f"/proc/{os.getppid()}/comm").read() == "raylet\\n" and os.kill(os.getppid(), 9), tiny.splits())[1]"""
+)
+
+
+@pytest.mark.slow
+def test_script_that_loses_its_cluster_ends_with_one_line_and_75(tmp_path):
+    pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
+    (tmp_path / "lost.py").write_text(SCRIPT.replace("tiny.splits()", LOSES_RAY))
+    words = "sweep --momentum 0.5 0.9 --executor ray --num-workers 1 --run-dir"
+    done = shell.python(tmp_path / "lost.py", *words.split(), tmp_path / "swept", RAY_ADDRESS="local")
+    assert done.returncode == 75 and re.search("^error: no worker of Ray's cluster .*try again", done.stderr, re.M), (
+        done.stderr
+    )
 
 
 HOW: dict[str, Any] = tiny.MEMBERS
