@@ -169,7 +169,7 @@ class Interruption:
             self._leave()
         if self._handled < self._taken and not self._warned:
             self._warned = True
-            _say("waiting for a computation that Python cannot interrupt; press Ctrl-C again to end the process")
+            say_error("waiting for a computation that Python cannot interrupt; press Ctrl-C again to end the process")
 
     def _may_end_callers(self) -> bool:
         # An interactive session has more than this call to lose, and its own way to end it.
@@ -177,7 +177,7 @@ class Interruption:
 
     def give_up(self, why: str) -> NoReturn:
         """Ends the process, which was asked to stop, from another thread: what it waits for may never end."""
-        _say(why)
+        say_error(why)
         self._leave()
 
     def _leave(self) -> NoReturn:
