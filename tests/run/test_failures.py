@@ -112,31 +112,20 @@ def interrupt_twice() -> None:
 )
 def test_exception_in_user_code_and_second_signal_end_a_run_at_once(whole, tmp_path, action, error, status):
     path = tmp_path / "run"
-    with pytest.raises(error):
+    try:
         tiny.fit(tiny.acting(15, action), path, resident=False, checkpoint_every=5)
-    facts = tiny.read(path)
-    assert facts["status"] == facts["summary"]["status"] == status and not is_locked(path)
-    assert [line["step"] for line in read_metrics(path)] == [5, 10, 15]
-    resumed = tiny.fit(tiny.experiment(), resume=path, resident=False)
+    except error:  # which is not that of the run within
+        facts = tiny.read(path)
+        assert facts["status"] == facts["summary"]["status"] == status and not is_locked(path)
+        assert [line["step"] for line in read_metrics(path)] == [5, 10, 15]
+        resumed = tiny.fit(tiny.experiment(), resume=path, resident=False)
     assert tiny.read(path)["status"] == "finished"
     chex.assert_trees_all_equal(resumed.state.params, whole.state.params)
 
 
 def test_metrics_deleted_during_a_run_are_missed(tmp_path):
-    delete = (tmp_path / "run" / "metrics.jsonl").unlink
     with pytest.raises(RecordError, match="metrics.jsonl was removed or shortened during the run"):
-        tiny.fit(tiny.acting(15, delete), tmp_path / "run", resident=False, checkpoint_every=5)
-    # Restored from the checkpoint of step 10; the lines of the steps before are lost.
-    resumed = tiny.fit(tiny.experiment(), resume=tmp_path / "run", resident=False)
-    assert resumed.summary.status == "finished" and resumed.metrics["step"][-1] == 20
-
-
-def test_outcome_is_that_of_the_run_also_while_an_exception_is_handled(tmp_path):
-    try:
-        fail()
-    except ZeroDivisionError:
-        run = tiny.fit(tiny.experiment(num_steps=5), tmp_path / "run")
-    assert run.summary.status == tiny.read(tmp_path / "run")["status"] == "finished"
+        tiny.fit(tiny.acting(15, (tmp_path / "metrics.jsonl").unlink), tmp_path, resident=False)
 
 
 @pytest.mark.parametrize("signum", [(signal.SIGTERM,), (signal.SIGHUP,) * 2])  # two are sent for a closed terminal

