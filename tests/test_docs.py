@@ -84,7 +84,7 @@ def test_api_pages_cover_every_public_name():
     assert modules | by_name | {"jaxnn"} <= documented
     for name in documented:  # pages are made from the source, where a name that is only imported on demand is not seen
         module = importlib.import_module(name) if name != "jaxnn.schedules" else jn.schedules
-        nodes = [*ast.walk(ast.parse(inspect.getsource(module)))]
+        nodes = ast.walk(ast.parse(inspect.getsource(module)))
         stated = {getattr(node, key, None) for node in nodes for key in ("name", "asname", "id")}
         assert {*module.__all__} <= stated, name
 

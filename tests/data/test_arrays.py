@@ -37,15 +37,11 @@ def test_dtypes_become_those_of_models():
 
 
 def test_labels_that_are_texts_are_encoded_by_name():
-    texts, labels = ["worth seeing", "forget it", "worth it"], ["good", "bad", "good"]
-    for splits in (
-        data.text_arrays((texts, labels), test=(texts[1:2], np.array(labels[1:2]))),
-        arrays((np.eye(3), np.array(labels, object)), test=(np.eye(3)[1:2], ["bad"])),
-    ):
-        assert splits.class_names == ("bad", "good") and splits.train.targets.tolist() == [1, 0, 1]
-        assert splits.test is not None and splits.test.targets.tolist() == [0]
-    named = arrays((np.eye(3), labels), class_names=("good", "fair", "bad"))
-    assert named.train.targets.tolist() == [0, 2, 0] and named.train.targets.dtype == np.int32
+    texts, labels = ["worth seeing", "forget it", "worth it"], np.array(["good", "bad", "good"])
+    splits = data.text_arrays((texts, labels), test=(texts[1:2], labels[1:2].tolist()))
+    assert splits.class_names == ("bad", "good") and splits.train.targets.tolist() == [1, 0, 1]
+    assert splits.test is not None and splits.test.targets.tolist() == [0]
+    assert arrays((np.eye(3), labels), class_names=("good", "fair", "bad")).train.targets.tolist() == [0, 2, 0]
 
 
 def test_values_at_the_limits_pass():

@@ -44,11 +44,7 @@ ARRAYS = [
     ({"train": with_value(1e300, float)}, "infinity .as float32. in example 3"),
     ({"train": with_value(2**31, int)}, "train inputs: .* beyond int32 in example 3"),
     ({"train": (GOOD[0], [0, 0, 0, 0, -(2**31) - 1])}, "targets: .* beyond int32 in example 4"),
-    (
-        {"train": (GOOD[0], list("abcde")), "test": (GOOD[0], list("abcdx"))},
-        r"test has the label 'x', .*\(a, b, c, d, e\)",
-    ),
-    ({"train": (GOOD[0], list("abc") + [None, "a"])}, "train targets: dtype object"),
+    ({"train": (GOOD[0], list("abcde")), "test": (GOOD[0], list("abcdx"))}, "test has the label 'x'"),
     ({"train": GOOD, "test": (GOOD[0][:, :1], GOOD[1])}, r"inputs of test is .* \(1,\) .* train is float32 \(2,\)"),
     ({"train": GOOD, "test": (GOOD[0], np.zeros(5))}, "targets of test is float32 .* those of train is int32"),
     ({"train": (GOOD[0], [0, 1, -1, 0, 0]), "num_classes": 2}, "label -1 of example 2 in train .* 0 to 1"),

@@ -231,13 +231,11 @@ if __name__ == "__main__":
 """
 
 
-def interrupted(
-    folder: Path, flags: list[str], wait_for: str, *pauses: float, signum: int = signal.SIGINT, **slow_parts: Any
-) -> Any:
+def interrupted(folder: Path, flags: list[str], wait_for: str, *pauses: float, signum: int = 2, **slow: Any) -> Any:
     """A script that gets a signal after each pause once it prints ``wait_for``: status, seconds to its end, errors."""
-    (folder / "slow.py").write_text(SLOW.format(**{"depth": 0, "loops": 0, "start": "jn.main"} | slow_parts))
-    slow = sys.executable, folder / "slow.py", *flags, "--progress", "plain"
-    with processes.started([slow], JAX_ENABLE_COMPILATION_CACHE="false") as running:
+    (folder / "slow.py").write_text(SLOW.format(**{"depth": 0, "loops": 0, "start": "jn.main"} | slow))
+    command = sys.executable, folder / "slow.py", *flags, "--progress", "plain"
+    with processes.started([command], JAX_ENABLE_COMPILATION_CACHE="false") as running:
         running.wait_for(wait_for, seconds=120)
         for pause in pauses:
             time.sleep(pause)
@@ -263,34 +261,26 @@ def test_second_signal_ends_a_script_at_once_while_a_call_is_computed(tmp_path):
     assert "stopping after the current window" in errors and "interrupted at once" in errors
 
 
-# C code that waits for ever, and that no signal interrupts: a mutex is locked twice.
+# C code that no signal interrupts: a mutex is locked twice.
 STUCK = """
-import ctypes, dataclasses
-import jaxnn as jn
+import ctypes, dataclasses, jaxnn as jn
 from tests import tiny
-
-def data(config):
-    lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
-    print("stuck", flush=True), lock(mutex), lock(mutex)
-
-jn.fit(dataclasses.replace(tiny.experiment(), data=data), record=False)
+lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+stuck = lambda config: (print("stuck", flush=True), lock(mutex), lock(mutex))
+jn.fit(dataclasses.replace(tiny.experiment(), data=stuck), record=False)
 """
 
 
 @pytest.mark.slow
 def test_stop_request_ends_a_callers_process_in_a_call_that_never_ends(tmp_path):
-    how = "record=False, progress='plain', steps_per_call=1, stall_after=1"
-    fit = f"import functools\n    functools.partial(jn.fit, {how})"
-    slow = {"loops": 2_000_000_000, "start": fit, "signum": signal.SIGTERM}
-    status, _, errors = interrupted(tmp_path, [], "steps per call", 2.0, **slow)
+    start = "(lambda given: jn.fit(given, record=False, progress='plain', steps_per_call=1, stall_after=1))"
+    status, _, errors = interrupted(tmp_path, [], "steps per call", 2.0, loops=2_000_000_000, start=start, signum=15)
     assert status == 128 + signal.SIGTERM and "the window did not end within" in errors
-    with processes.started([(sys.executable, "-u", "-c", STUCK)] * 2) as running:
+    with processes.started([(sys.executable, "-c", STUCK)] * 2) as running:
         running.wait_for("stuck")
-        running.signal(0, signal.SIGTERM)
-        running.signal(1, signal.SIGINT)
-        while "press Ctrl-C again" not in running.output(1, "err"):
-            time.sleep(0.1)
-        running.signal(1, signal.SIGINT)
+        for pause, rank, signum in ((0.0, 0, signal.SIGTERM), (0.0, 1, signal.SIGINT), (3.0, 1, signal.SIGINT)):
+            time.sleep(pause)
+            running.signal(rank, signum)
         assert [done.status for done in running.finish(20)] == [128 + signal.SIGTERM, 128 + signal.SIGINT]
 
 

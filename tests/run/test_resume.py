@@ -93,8 +93,7 @@ def test_record_gets_facts_of_the_resume(half, whole):
     write_json(half / "run.json", tiny.read(half) | exported)
     resumed = tiny.fit(tiny.experiment(), resume=half, checkpoint_every=0)
     chex.assert_trees_all_equal(resumed.state.params, whole.state.params)
-    elapsed = resumed.metrics["elapsed"]
-    assert (np.diff(elapsed) > 0).all() and elapsed[-1] > resumed.metrics["seconds"].sum()
+    assert (np.diff(resumed.metrics["elapsed"]) > 0).all()
     (entry,) = tiny.read(half)["resumed"]
     assert (entry["step"], entry["changed"], entry["damaged"]) == (10, [], [])
     assert set(entry["before"]) == {"command", "git", "devices", "jax_flags"}

@@ -112,10 +112,8 @@ def test_report_names_sides_interval_and_seeds_needed(sides):
 def test_sides_are_named_by_what_differs(sides):
     a, b = (sides({(rate, 4, 0): 1.0, (rate, 4, 1): 2.0}, "learning_rate", "width", "seed") for rate in (0.01, 0.1))
     assert compare(a, b).sides == tuple(f"{side.dir}  learning_rate {x}, width 4" for side, x in ((a, 0.01), (b, 0.1)))
-    bare = [dataclasses.replace(side, dir=None) for side in (a, b)]
-    assert str(compare(*bare)).startswith("A  learning_rate 0.01, width 4\nB  learning_rate 0.1, width 4\n")
-    named = [dataclasses.replace(side, name=name) for side, name in zip(bare, ("slow", "fast"), strict=True)]
-    assert compare(*named).sides[0] == "slow  learning_rate 0.01, width 4"
+    bare = dataclasses.replace(a, dir=None, name="slow"), dataclasses.replace(b, dir=None)
+    assert str(compare(*bare)).startswith("A  slow  learning_rate 0.01, width 4\nB  learning_rate 0.1, width 4\n")
     parts = [a.select(seed=0), a.select(seed=1)]
     assert compare(parts, b).sides[0] == f"{a.dir} and 1 more  learning_rate 0.01, width 4"
 
@@ -320,8 +318,7 @@ def test_a_diverged_seed_does_not_take_all_colours_of_a_heat_map(tmp_path):
     losses: dict[Any, float | None] = {(10.0**-k, 0.1 * j): 1.0 + 0.1 * (k + j) for k in range(3) for j in range(2)}
     sweep = swept.sweep(tmp_path / "s", losses | {(1.0, 0.0): 1e6}, "learning_rate", "model.dropout")
     cells = panels(sweep.plot())["learning_rate", "model.dropout"]
-    assert cells.get_images()[0].norm.vmax == pytest.approx(1.3)
-    assert {text.get_text() for text in cells.texts} >= {"1.1", "1.3", "1e+06"}, "numbers in the cells"
+    assert cells.get_images()[0].norm.vmax == 1.3 and {text.get_text() for text in cells.texts} >= {"1.1", "1e+06"}
 
 
 def test_scattered_draws_are_points(tmp_path):

@@ -348,7 +348,13 @@ def _read_file(
             return pandas.read_parquet(path)
         with warnings.catch_warnings():
             warnings.simplefilter("error", pandas.errors.ParserWarning)  # rows longer than the header
-            how: Any = {"sep": separator, "index_col": False, "skipinitialspace": True, "dtype": str}
+            how: Any = {
+                "sep": separator,
+                "index_col": False,
+                "skipinitialspace": True,
+                "dtype": str,
+                "low_memory": False,
+            }
             header = None
             if names is None:
                 # pandas would rename columns of equal names, and those without one.
