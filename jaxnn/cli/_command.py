@@ -160,23 +160,22 @@ def export(
     out: tyro.conf.Positional[Path | None] = None,
     /,
     *,
-    script: Path | None = None,
+    script: Path,
     batch: int | None = None,
     platforms: tuple[str, ...] = (),
     best: bool = False,
 ) -> None:
-    """Writes the model of a run as a file that is used without jaxnn: jaxnn export runs/digits_mlp/… model.onnx.
+    """Writes the model of a run as a file that is used without jaxnn: jaxnn export RUN model.onnx --script x.py.
 
     Args:
         run: the directory of a run, or of a member of a sweep.
         out: the file, *.stablehlo, *.onnx or *.safetensors; default: model.stablehlo in that directory.
-        script: the file that defines ``experiment``; default: the script that was run, seen from here.
+        script: the file that defines ``experiment``.
         batch: number of examples of the inputs; default: any.
         platforms: of a StableHLO program, such as cpu cuda tpu; default: the one here.
         best: the best checkpoint instead of the newest.
     """
-    experiment = experiment_of(script or Path((read_run(run).get("command") or [""])[0]))
-    opened = open_run(run, experiment)
+    opened = open_run(run, experiment_of(script))
     state = opened.best_state() if best else None
     where = out or run / "model.stablehlo"
     print(opened.export(where, batch="symbolic" if batch is None else batch, platforms=platforms or None, state=state))
