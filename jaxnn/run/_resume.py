@@ -14,7 +14,7 @@ from jaxnn.types import ConfigError, Experiment, RecordError
 
 # Options that shape what a run leaves behind: a resumed run takes them from the record unless they are given.
 KEPT_OPTIONS = (
-    *("report_every", "eval_every", "eval_batch_size", "checkpoint_every", "keep_last", "keep_best"),
+    *("report_every", "eval_every", "eval_batch_size", "eval_batches", "checkpoint_every", "keep_last", "keep_best"),
     *("monitor", "monitor_mode", "patience", "deterministic"),
 )
 

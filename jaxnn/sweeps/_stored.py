@@ -17,7 +17,7 @@ from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.search import Axis
 from jaxnn.sweeps._groups import traced_values, with_values
 from jaxnn.sweeps._members import Member, count_by_status
-from jaxnn.sweeps._plan import SweepOptions, members_layout
+from jaxnn.sweeps._plan import SweepOptions, decisive, members_layout
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.tasks import derived_metrics
 from jaxnn.types import ConfigError, Experiment, PyTree, RecordError, TrainState
@@ -38,8 +38,8 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
 
     Members whose shard did not start are ``waiting``. A sweep that was killed, and its running members, read
     ``interrupted``. The summary of shards adds up theirs: seconds of all processes together, and the member-steps per
-    second of one of them. ``experiment`` is what was swept, for `Sweep.run`. RecordError if there is no sweep, or its
-    record is damaged.
+    second of one of them. ``experiment`` is what was swept, for `Sweep.run`. RecordError if there is no sweep, its
+    record is damaged, or its shards were trained by different rules, such as another ``patience``: open each alone.
 
     >>> jn.open_sweep("runs/digits/sweep-…", experiment).best()  # doctest: +SKIP
     Member(index=18, point={'learning_rate': 0.01, 'seed': 2}, ...)
@@ -47,6 +47,7 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     path = Path(path)
     folders = record.sweep_folders(path)
     parts = [record.read_facts(folder / record.SWEEP_FILE, FACTS) for folder in folders]
+    _check_agreement(folders, parts)
     facts, members, lines = parts[0], dict[int, Member](), list[dict[str, Any]]()
     for index, point in enumerate(facts["points"] if folders != [path] else ()):
         config = {name: record.with_tuples(point.get(name, value)) for name, value in facts["config"].items()}
@@ -79,6 +80,24 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
         summary=summary,
         experiment=experiment,
     )
+
+
+def _check_agreement(folders: Sequence[Path], parts: Sequence[Mapping[str, Any]]) -> None:
+    """Raises RecordError unless the shards in ``folders`` are of one sweep, trained by the same rules."""
+
+    def rules(facts: Mapping[str, Any]) -> dict[str, Any]:
+        sweep = {name: facts[name] for name in ("axes", "points", "monitor")}
+        return {**sweep, **facts["config"], **decisive(facts["options"])}
+
+    first = rules(parts[0])
+    for folder, facts in zip(folders[1:], parts[1:], strict=True):
+        for name, value in rules(facts).items():
+            # A field that the config got since is no difference.
+            if value != first.get(name, value):
+                raise RecordError(
+                    f"{folders[0]} and {folder} were not trained by the same rules ({name}: {first[name]!r:.60} and "
+                    f"{value!r:.60}), so they are no one sweep: open each alone, or train one of them again."
+                )
 
 
 def _read_part(path: Path, facts: Mapping[str, Any]) -> tuple[dict[int, Member], list[dict[str, Any]]]:

@@ -14,7 +14,7 @@ from jaxnn.run import check_same_config, file_name_of, recorded_setup
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _stored
 from jaxnn.sweeps._members import Member, show_point
-from jaxnn.sweeps._plan import SweepOptions, SweepPlan, parse_shard
+from jaxnn.sweeps._plan import SweepOptions, SweepPlan, decisive, parse_shard
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.types import ConfigError, Experiment, RecordError
 
@@ -195,22 +195,44 @@ def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment
     return experiment, points if design is None else Halving(points, **design)
 
 
+def joined_options(options: SweepOptions) -> SweepOptions:
+    """The ``options`` of a new shard, with those that another shard of its sweep recorded; as given if it is the first.
+
+    ConfigError as `continued_options`.
+    """
+    if options.shard is None or options.run_dir is None:
+        return options
+    path = options.run_dir.parent.parent
+    for folder in record.shard_folders(path)[:1]:
+        recorded = {**read_before(folder)["options"], "shard": options.shard}
+        return dataclasses.replace(options, **_kept(options, recorded, path, trains=True))
+    return options
+
+
 def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> SweepOptions:
     """The options to resume with: the record's, if the caller leaves them at their defaults."""
     if not options.record:
         raise ConfigError("a resumed sweep continues its record: leave record at its default.")
-    kept = {name: before["options"][name] for name in KEPT_OPTIONS}
-    explicit = options.explicit()
-    for name in ("order", "shard", "monitor", "monitor_mode", "deterministic"):
-        if explicit.get(name, kept[name]) != kept[name]:
+    assert options.resume is not None
+    # A sweep that is over is loaded, on any devices; but members that failed are tried again.
+    failed = ((before.get("summary") or {}).get("members") or {}).get("failed")
+    trains = before["status"] != "finished" or bool(failed)
+    return dataclasses.replace(options, **_kept(options, before["options"], options.resume, trains=trains))
+
+
+def _kept(options: SweepOptions, recorded: Mapping[str, Any], where: Path, *, trains: bool) -> dict[str, Any]:
+    """The options of the sweep in ``where``, as ``recorded`` or given; ConfigError if one given decides its results."""
+    explicit, now = options.explicit(), {"shard": options.shard, **decisive(recorded_options(options))}
+    for name, value in {"shard": recorded["shard"], **decisive(recorded)}.items():
+        if name in explicit and value != now[name]:
             raise ConfigError(
-                f"the sweep in {options.resume} has {name}={kept[name]!r}, which decides its results: leave {name} at "
-                "its default, or start a new sweep; the methods of a sweep, such as best, take any metric."
+                f"the sweep in {where} has {name}={value!r}, which decides its results: leave {name} at "
+                "its default, or start a new sweep."
             )
-    # A sweep that is over is loaded, on any devices.
-    if before["status"] != "finished":
-        kept |= recorded_setup(before["options"], explicit, options.device, f"the sweep in {options.resume}")
-    return dataclasses.replace(options, **kept | explicit)
+    kept = {name: recorded[name] for name in KEPT_OPTIONS}
+    if trains:
+        kept |= recorded_setup(recorded, explicit, options.device, f"the sweep in {where}")
+    return kept | explicit
 
 
 def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:

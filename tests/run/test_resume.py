@@ -102,7 +102,7 @@ def test_record_gets_facts_of_the_resume(half, whole):
 
 WRITTEN = Table()
 RECORDED: dict[str, Any] = {"monitor": "accuracy", "keep_last": 3, "patience": 9, "checkpoint_every": 10}
-RECORDED |= {"deterministic": True}
+RECORDED |= {"deterministic": True, "eval_batches": 1}
 
 
 def test_options_come_from_the_record_unless_given(tmp_path, capsys):
