@@ -5,6 +5,7 @@ from jaxnn.record._metric_log import LogDigest, MetricWriter, WriterFacts, rewin
 from jaxnn.record._plots import draw_curves, draw_picture, format_value, label_ticks, new_figure, new_panels
 from jaxnn.record._provenance import (
     PARTS,
+    changed_implementations,
     changed_parts,
     check_same_data,
     config_from_json,

@@ -126,6 +126,12 @@ def changed_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
     return [description for part, description in PARTS.items() if before.get(part) != now[part]]
 
 
+def changed_implementations(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Descriptions of the operations whose implementations changed, such as ``convolution channels_last → onednn``."""
+    changed = [name for name in now if before.get(name, now[name]) != now[name]]
+    return [f"{name} {' and '.join(before[name])} → {' and '.join(now[name])}" for name in changed]
+
+
 def data_fingerprint(splits: Splits) -> str:
     """A digest of all examples of all splits, or of what identifies them if they are not in memory."""
     digest = hashlib.blake2b(digest_size=16)

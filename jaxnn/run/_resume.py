@@ -9,7 +9,16 @@ from typing import Any
 
 from jaxnn.engine import RunOptions, Trainer
 from jaxnn.parallel import STRATEGIES, choose_devices, find_devices, find_strategy, format_mesh, parse_mesh
-from jaxnn.record import FOLDER, TRACKERS, changed_parts, check_same_data, config_from_json, config_json, jsonable
+from jaxnn.record import (
+    FOLDER,
+    TRACKERS,
+    changed_implementations,
+    changed_parts,
+    check_same_data,
+    config_from_json,
+    config_json,
+    jsonable,
+)
 from jaxnn.types import ConfigError, Experiment, RecordError
 
 # Options that shape what a run leaves behind: a resumed run takes them from the record unless they are given.
@@ -97,6 +106,7 @@ def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:
     if _device(facts) != _device(before):
         changes.append(f"the device {_device(before)} → {_device(facts)}")
     changes += changed_parts(before["fingerprint"], facts["fingerprint"])
+    changes += changed_implementations(before.get("implementations") or {}, facts["implementations"])
     pairs = (before["devices"]["versions"], facts["devices"]["versions"]), (before["jax_flags"], facts["jax_flags"])
     for old, new in pairs:
         changes += [f"{name} {old.get(name)} → {new[name]}" for name in new if new[name] != old.get(name)]

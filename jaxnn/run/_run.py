@@ -174,7 +174,15 @@ class Run:
         if self._trainer is None:
             raise ConfigError(f"this needs the experiment of the run: jn.open_run({str(self.dir)!r}, experiment).")
         if self._facts is not None and _evaluates_otherwise(self._facts, self._trainer):
-            warn(f"the experiment evaluates another function than the run in {self.dir}: its code changed since.")
+            before, now = self._facts.get("implementations") or {}, self._trainer.programs.implementations
+            if others := record.changed_implementations(before, now):
+                # Such as native kernels that were installed since.
+                warn(
+                    f"the run in {self.dir} was trained with other implementations ({', '.join(others)}): outputs are "
+                    "the same to rounding, if nothing else differs."
+                )
+            else:
+                warn(f"the experiment evaluates another function than the run in {self.dir}: its code changed since.")
         return self._trainer
 
     @functools.cached_property

@@ -98,7 +98,9 @@ class SweepRecord:
         before = None if trainer.options.resume is None else facts.get("fingerprint")
         if before is not None:  # it was started
             record.check_same_data(self.directory.path, before, trainer.fingerprint["data"], "sweep")
-            if changed := record.changed_parts(before, trainer.fingerprint):
+            then, now = facts.get("implementations") or {}, trainer.programs.implementations
+            changed = record.changed_parts(before, trainer.fingerprint)
+            if changed := changed + record.changed_implementations(then, now):
                 facts["changed"] = [*facts.get("changed", []), *changed]
                 notes.append(f"continues, not bit for bit, since these changed: {'; '.join(changed)}")
             _, damaged = trainer.restore(f"group {number + 1}")
