@@ -22,16 +22,16 @@ from jaxnn.record._provenance import (
     with_tuples,
 )
 from jaxnn.record._record_reader import (
-    check_facts,
+    MEMBER,
     final_metrics,
     find_records,
     is_sweep,
     metrics_of,
     numbers,
-    read_facts,
     read_lines,
     read_metrics,
     read_run,
+    read_sweep,
     shard_folders,
     sweep_folders,
     without_member,

@@ -115,7 +115,7 @@ def _shaped(value: Any, default: Any, name: str) -> Any:
 
 def check_same_data(path: Path | str, before: Mapping[str, Any], data: str | None, what: str = "run") -> None:
     """Raises RecordError unless ``data`` is the data's fingerprint in ``before``, of the run or sweep in ``path``."""
-    if before["data"] != data:
+    if before.get("data") != data:
         raise RecordError(
             f"the data are not those that the {what} in {path} was trained on: restore the data, or start a new {what}."
         )

@@ -14,8 +14,8 @@ from flax.traverse_util import flatten_dict
 
 from jaxnn.record._checkpoints import FOLDER
 from jaxnn.record._metric_log import WriterFacts
-from jaxnn.record._record_reader import read_facts
-from jaxnn.record._run_directory import RUN_FILE, SWEEP_FILE, write_json
+from jaxnn.record._record_reader import read_run, read_sweep
+from jaxnn.record._run_directory import write_json
 from jaxnn.types import ConfigError, warn
 
 IDS_FILE = "writers.json"
@@ -68,8 +68,8 @@ class Tracker:
         """Ends the runs, with the status that the record has."""
         for run in self._runs.values():
             with self._surviving():
-                path, file = self.facts.path, SWEEP_FILE if self.facts.members else RUN_FILE
-                self._end(run, "finished" if path is None else read_facts(path / file, ())["status"])
+                path, read = self.facts.path, read_sweep if self.facts.members else read_run
+                self._end(run, "finished" if path is None else read(path)["status"])
         self._runs = {}
 
     @contextlib.contextmanager

@@ -56,7 +56,15 @@ def continued_options(experiment: Experiment[Any], options: RunOptions, before: 
     if before["status"] == "finished" and before["config"]["num_steps"] == experiment.config.num_steps:
         given = _needless(before["options"]) | given
     kept |= recorded_setup(before["options"], given, options.device, f"the run in {path}")
-    return dataclasses.replace(options, **kept | given)
+    return with_recorded(options, kept | given, path)
+
+
+def with_recorded[Options: RunOptions](options: Options, kept: Mapping[str, Any], path: Path) -> Options:
+    """Returns ``options`` with those of the record in ``path``; RecordError if one is not a value of its option."""
+    try:
+        return dataclasses.replace(options, **kept)
+    except (ConfigError, TypeError) as error:
+        raise RecordError(f"the options in {path} are damaged: {error}") from error
 
 
 def restored_facts(
@@ -76,7 +84,8 @@ def restored_facts(
         if step is None and before["options"]["checkpoint_every"] == 0:
             raise RecordError(f"the run in {path} kept no checkpoints, so it cannot be resumed: start a new run.")
         # A killed run did not note its checkpoints.
-        noted = [*before.get("checkpoints", ()), *(resumed["step"] for resumed in before.get("resumed", ()))]
+        resumes = before.get("resumed") or ()
+        noted = [*(before.get("checkpoints") or ()), *(resumed["step"] for resumed in resumes)]
         if step is None and (saved := max(noted, default=0)) > 0:
             raise RecordError(
                 f"the run in {path} has metrics up to step {saved} but no checkpoint: bring {path / FOLDER} back from "
@@ -91,11 +100,11 @@ def restored_facts(
     step, damaged = trainer.restore("the run", check)
     changed = _changes(before, facts)
     resumed = {"step": step or 0, "time": facts["started"], "changed": changed, "damaged": damaged}
-    session = {name: before[name] for name in ("command", "git", "devices", "jax_flags")}
+    session = {name: before[name] for name in ("command", "git", "devices", "jax_flags") if name in before}
     # The last two are those of a member that was exported from a sweep.
     names = ("started", "seconds_per_step_measured", "member", "sweep")
     kept = {name: before[name] for name in names if name in before}
-    return {**facts, **kept, "resumed": [*before.get("resumed", []), resumed | {"before": session}]}, resumed
+    return {**facts, **kept, "resumed": [*(before.get("resumed") or ()), resumed | {"before": session}]}, resumed
 
 
 def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:

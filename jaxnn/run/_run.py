@@ -211,7 +211,7 @@ def _evaluates_otherwise(facts: Mapping[str, Any], trainer: engine.Trainer) -> b
     if (first := facts.get("fingerprint_config")) is not None:  # of the member whose fingerprint its group has
         same = dataclasses.replace(trainer.experiment, config=record.config_from_json(first, trainer.experiment.config))
         programs = engine.programs_of(same, trainer.splits, resident=False)
-    return bool(facts["fingerprint"]["evaluation"] != programs.evaluation_fingerprint())
+    return bool(facts["fingerprint"].get("evaluation") != programs.evaluation_fingerprint())
 
 
 def run_of(session: Session) -> Run:
@@ -259,6 +259,7 @@ def open_run(
         raise RecordError(f"run.json in {path} holds other facts than a run's ({error!r}): it is damaged.") from error
     if experiment is not None:
         config = record.config_from_json(config, experiment.config)
+        engine.check_config(config)
         experiment = dataclasses.replace(experiment, config=config)
         if not (path / record.FOLDER).is_dir():
             raise RecordError(f"the run in {path} kept no checkpoints: open it without the experiment.")

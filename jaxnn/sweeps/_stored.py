@@ -24,12 +24,6 @@ from jaxnn.types import ConfigError, Experiment, PyTree, RecordError, TrainState
 
 MEMBERS_FILE, MEMBER_FOLDER = "members.jsonl", "members"
 GROUPS = "groups"  # the folder of the groups' checkpoints
-# What every sweep.json holds from the start, and every line of members.jsonl.
-FACTS = (
-    *("status", "started", "config", "axes", "points", "groups", "options"),
-    *("monitor", "higher_is_better", "directions"),
-)
-MEMBER_FACTS = ("member", "point", "config", "status", "step", "final", "best")
 ENDED = ("finished", "stopped early", "diverged", "pruned", "failed")  # the statuses of members that need nothing more
 
 
@@ -46,7 +40,7 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     """
     path = Path(path)
     folders = record.sweep_folders(path)
-    parts = [record.read_facts(folder / record.SWEEP_FILE, FACTS) for folder in folders]
+    parts = [record.read_sweep(folder) for folder in folders]
     _check_agreement(folders, parts)
     facts, members, lines = parts[0], dict[int, Member](), list[dict[str, Any]]()
     for index, point in enumerate(facts["points"] if folders != [path] else ()):
@@ -102,15 +96,11 @@ def _check_agreement(folders: Sequence[Path], parts: Sequence[Mapping[str, Any]]
 
 def _read_part(path: Path, facts: Mapping[str, Any]) -> tuple[dict[int, Member], list[dict[str, Any]]]:
     """The members and the reports of a sweep or a shard; RecordError if the record of one that finished lacks any."""
-    file, culprit = path / MEMBERS_FILE, path / record.SWEEP_FILE
-    try:
-        found = [_member(record.check_facts(line, MEMBER_FACTS), path, facts) for line in record.read_lines(file)]
-        started = {number for group in facts["groups"] for number in group["members"]}
-        # The first shard has the members that cannot be run.
-        started |= set() if facts["options"]["shard"] else {*range(len(facts["points"]))}
-    except (ValueError, KeyError, TypeError) as error:
-        culprit = file if isinstance(error, ValueError) else culprit
-        raise RecordError(f"{culprit} cannot be read ({error}): the record is damaged.") from error
+    file = path / MEMBERS_FILE
+    found = [_member(line, path, facts) for line in record.read_lines(file, record.MEMBER)]
+    started = {number for group in facts["groups"] for number in group["members"]}
+    # The first shard has the members that cannot be run.
+    started |= set() if facts["options"].get("shard") else {*range(len(facts["points"]))}
     members, lines = {member.index: member for member in found}, record.read_metrics(path)
     if not all(isinstance(line.get("member"), int) for line in lines):
         raise RecordError(f"{path / record.METRICS_FILE} holds a line without member: the record is damaged.")
@@ -176,12 +166,16 @@ def restored_groups(
     ``devices``; None: over all. RecordError if there is no checkpoint.
     """
     for folder in record.sweep_folders(path):
-        for number, facts in enumerate(record.read_facts(folder / record.SWEEP_FILE, ("groups",))["groups"]):
+        for number, facts in enumerate(record.read_sweep(folder)["groups"]):
             found = [member for member in members if member.index in facts["members"]]
             if not found:
                 continue
+            if lacking := {"traced", "vmap", "fingerprint", "steps_per_call"} - facts.keys():
+                raise RecordError(f"{folder} lacks {min(lacking)!r} of a group: it was not trained, or is damaged.")
             # As recorded: the experiment given now may have other values for the fields that were not swept.
             configs = [record.config_from_json(dict(member.config), experiment.config) for member in found]
+            for config in configs:
+                engine.check_config(config)
             each = [dataclasses.replace(experiment, config=config) for config in configs]
             splits = None if with_data else record.recorded_data(folder, facts)
             resident = None if splits is None else False
@@ -261,6 +255,9 @@ def _by_member(
     for group in restored_groups(sweep.dir, sweep.experiment, complete, with_data=with_data, devices=devices):
         found |= zip((member.index for member in group.members), compute(group), strict=True)
 
+    if not found:
+        raise RecordError(f"{sweep.dir} has no members in its groups: the record is damaged.")
+
     def lost(leaf: Any) -> np.ndarray:
         return np.full(np.shape(leaf), np.nan, np.result_type(leaf, np.float16))
 
@@ -273,8 +270,8 @@ def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
     assert sweep.dir is not None and sweep.experiment is not None
     exported = {}
     for group in restored_groups(sweep.dir, sweep.experiment, members):
-        facts = record.read_facts(group.folder / record.SWEEP_FILE, ("groups", "options", "name", "started"))
-        lines = record.read_lines(group.folder / MEMBERS_FILE)
+        facts = record.read_sweep(group.folder)
+        lines = record.read_lines(group.folder / MEMBERS_FILE, record.MEMBER)
         first = next(line["config"] for line in lines if line["member"] == group.facts["members"][0])
         for row, member in enumerate(group.members):
             state = engine.member_state(group.states, group.programs.shapes, row)
@@ -309,7 +306,7 @@ def _run_facts(facts: Mapping[str, Any], group: Mapping[str, Any], member: Membe
     options = {name: value for name, value in facts["options"].items() if name in names}
     shared = ("name", "started", "data", "devices", "jax_flags", "command", "git", "higher_is_better", "directions")
     return {
-        **{name: facts[name] for name in shared},
+        **{name: facts.get(name) for name in shared},
         "status": member.status,
         "monitored": facts["monitor"],
         "config": member.config,
@@ -324,8 +321,8 @@ def _run_facts(facts: Mapping[str, Any], group: Mapping[str, Any], member: Membe
             "program": record.text_fingerprint(f"{group['fingerprint']['program']} {group['vmap']} {group['traced']}"),
         },
         "examples": group.get("examples"),
-        "precision": group["precision"],
-        "implementations": group["implementations"],
+        "precision": group.get("precision"),
+        "implementations": group.get("implementations"),
         "layout": SINGLE_DEVICE.as_json(),
         "sweep": {"vmap_size": group["vmap"]["size"], "traced": group["traced"]},
     }

@@ -10,7 +10,7 @@ from jaxnn import record
 from jaxnn.engine import MemberLog, Trainer, Trial, VmapPlan, evaluations_since_best, recorded_options
 from jaxnn.observe import describe_devices
 from jaxnn.run import KEPT_OPTIONS as RUN_OPTIONS
-from jaxnn.run import check_same_config, file_name_of, recorded_setup
+from jaxnn.run import check_same_config, file_name_of, recorded_setup, with_recorded
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _stored
 from jaxnn.sweeps._members import Member, show_point
@@ -176,9 +176,7 @@ def read_before(path: Path) -> dict[str, Any]:
     """The content of ``sweep.json`` in ``path``."""
     if record.sweep_folders(path) != [path]:
         raise RecordError(f"{path} holds the shards of a sweep: resume each of them with --resume {path} --shard I/N.")
-    facts = record.read_facts(
-        path / record.SWEEP_FILE, ("config", "axes", "points", "halving", "options", "groups", "started")
-    )
+    facts = {"halving": None, **record.read_sweep(path)}
     swept = {axis["name"] for axis in facts["axes"]}
     if any(set(point) - swept for point in facts["points"]):
         raise RecordError(f"{path / record.SWEEP_FILE} has points that do not fit its axes: the record is damaged.")
@@ -207,7 +205,7 @@ def joined_options(options: SweepOptions) -> SweepOptions:
     path = options.run_dir.parent.parent
     for folder in record.shard_folders(path)[:1]:
         recorded = {**read_before(folder)["options"], "shard": options.shard}
-        return dataclasses.replace(options, **_kept(options, recorded, path, trains=True))
+        return with_recorded(options, _kept(options, recorded, path, trains=True), folder)
     return options
 
 
@@ -219,7 +217,8 @@ def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> Sweep
     # A sweep that is over is loaded, on any devices; but members that failed are tried again.
     failed = ((before.get("summary") or {}).get("members") or {}).get("failed")
     trains = before["status"] != "finished" or bool(failed)
-    return dataclasses.replace(options, **_kept(options, before["options"], options.resume, trains=trains))
+    kept = _kept(options, before["options"], options.resume, trains=trains)
+    return with_recorded(options, kept, options.resume)
 
 
 def _kept(options: SweepOptions, recorded: Mapping[str, Any], where: Path, *, trains: bool) -> dict[str, Any]:
@@ -267,11 +266,14 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
         return
     for group, facts in zip(plan.groups, before["groups"], strict=True):
         if (chosen := facts.get("vmap")) is not None:
-            try:
-                trials = tuple(Trial(**trial) for trial in chosen["trials"])
-                plan.vmapped[group.number] = VmapPlan(**{**chosen, "trials": trials})
-            except TypeError as error:
-                raise RecordError(f"{path / record.SWEEP_FILE} has a vmap size that is none ({error}).") from error
+            trials = tuple(Trial(*(trial[name] for name in Trial._fields)) for trial in chosen["trials"])
+            found = VmapPlan(**{name: chosen.get(name) for name in VmapPlan._fields} | {"trials": trials})
+            # Larger ones would take memory for members that do not exist.
+            if max(found.size, *(trial.size for trial in trials), 1) > max(
+                len(group.members), options["vmap_size"] or 1
+            ):
+                raise RecordError(f"{path / record.SWEEP_FILE} has a vmap size of more members than a group has.")
+            plan.vmapped[group.number] = found
 
 
 def _check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None:

@@ -2,8 +2,10 @@
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
+import operator
 import os
 import resource
 import shutil
@@ -165,6 +167,36 @@ def test_facts_that_are_missing_or_of_another_type_are_named(halved, sweep, tmp_
         assert "the record is damaged" in shell.fails(capsys, main, "show", halved)
 
 
+WRONG = ({"x": [1]}, -1, "x", 10**400, True)
+
+
+def fields(value: Any, *place: Any) -> Iterator[tuple[Any, ...]]:
+    """The place of each field and item of a record's file."""
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield *place, key
+        yield from fields(part, *place, key)
+
+
+def test_any_field_of_another_kind_ends_neither_a_command_with_a_traceback_nor_the_list(
+    halved, sweep, tmp_path, capsys
+):
+    for file in (halved / "run.json", sweep / "sweep.json", sweep / "members.jsonl", halved / "metrics.jsonl"):
+        text = file.read_text()
+        first, *others = text.splitlines() if file.suffix == ".jsonl" else [text]
+        for number, place in enumerate(fields(json.loads(first))):
+            changed = json.loads(first)
+            *way, last = place
+            functools.reduce(operator.getitem, way, changed)[last] = WRONG[number % len(WRONG)]
+            file.write_text("\n".join([json.dumps(changed), *others]) + "\n")
+            with contextlib.suppress(SystemExit):
+                main(["show", str(file.parent)])
+            main(["runs", str(tmp_path)])
+            said = capsys.readouterr()
+            assert {"run", "sweep"} <= {Path(row.split()[0]).name for row in said.out.splitlines()[-2:]}, place
+            assert len(said.err.splitlines()) <= 1, place
+        file.write_text(text)
+
+
 def test_curves_are_drawn_from_the_rest_of_a_record(halved):
     (halved / "run.json").write_text(json.dumps({k: v for k, v in tiny.read(halved).items() if k != "data"}))
     for content in ((halved / "metrics.jsonl").read_bytes().replace(b"steps_per_second", b"steps-per-second", 1), b""):
@@ -176,8 +208,9 @@ def test_curves_are_drawn_from_the_rest_of_a_record(halved):
 def test_damaged_options_are_named_by_resume(halved):
     facts = tiny.read(halved)
     options = {name: value for name, value in facts["options"].items() if name != "keep_last"}
-    damages = [("steps_per_call", {"steps_per_call": value}) for value in (2.5, True, "8")]
-    for words, changes in (*damages, ("keep_last", {"options": options})):
+    damages = [("steps_per_call", {"steps_per_call": value}) for value in (2.5, True, "8", -1, 2**40)]
+    damages += [(name, {"options": facts["options"] | {name: -1}}) for name in ("stop", "patience", "devices", "mesh")]
+    for words, changes in (*damages, ("layout.strategy", {"layout": {}}), ("keep_last", {"options": options})):
         (halved / "run.json").write_text(json.dumps(facts | changes))
         with pytest.raises(RecordError, match=words):
             resume(halved)
