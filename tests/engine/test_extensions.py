@@ -78,7 +78,6 @@ def test_resumed_run_takes_its_stopping_rule_from_the_caller(parts, tmp_path):
         tiny.break_off(tiny.experiment(), path, 5, **HOW, stop=rule)
         with pytest.raises(jn.ConfigError, match=f"stopping rule '{rule if number == 0 else 'rule'}'.*give stop again"):
             tiny.fit(tiny.experiment(), resume=path)
-    # The options of a script count, also by name; the rule of the same name is no change.
     words = ["--resume", str(tmp_path / "0"), "--progress", "none"]
     assert jn.main(tiny.experiment(), words, options=jn.RunOptions(stop=named)).summary.step == 10
     assert tiny.fit(tiny.experiment(), resume=tmp_path / "1", stop=named).summary.step == 10

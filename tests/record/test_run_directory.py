@@ -39,11 +39,8 @@ def test_torn_last_line_is_dropped_and_damaged_ones_are_named(tmp_path):
     assert [line["step"] for line in record.read_metrics(tmp_path)] == [1, 2]
     for text, words in (
         ('{"step": 1}\n{"st\n{"step": 3}\n', "line 2 .Unterminated string"),
-        ("[1]\n", "line 1 .it is .1. and must be a mapping"),
         ("\xff\n", "line 1 .*can't decode"),
         ('{"step": 1, "train_loss": true}\n', "its train_loss is True and must be a number"),
-        (f'{{"step": 1, "train_loss": 1{"0" * 400}}}\n', "it has a number of 401 digits"),
-        ('{"train_loss": 1.0}\n', "lacks 'step'"),
     ):
         (tmp_path / "metrics.jsonl").write_bytes(text.encode("latin-1"))
         with pytest.raises(RecordError, match=rf"metrics\.jsonl is damaged in .*{words}.*: delete that line"):
