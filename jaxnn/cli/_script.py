@@ -271,7 +271,7 @@ def given(arguments: Sequence[str], name: str) -> str | None:
 def _script_options(kind: Any, defaults: RunOptions | None, arguments: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     """The options of a script as defaults of flags; by name those that are objects, which no flag can show.
 
-    On resume, those that the record has, and its directory, are not the script's.
+    On resume, those that the record has, and its directory, are not the script's; code is always the script's.
     """
     if defaults is not None and not isinstance(defaults, RunOptions):
         raise ConfigError(f"options is {defaults!r:.60}, and must be RunOptions(…).")
@@ -279,9 +279,17 @@ def _script_options(kind: Any, defaults: RunOptions | None, arguments: Sequence[
     if kind is not RunOptions:
         values.pop("probes", None)  # they watch one run
     objects = {name: value for name, value in values.items() if not _is_shown(value)}
+    directory = given(arguments, "--resume")
+    # The first shard of a sweep is started by `--resume` too, and has no record yet.
+    resumes = directory is not None and (kind is RunOptions or is_sweep(Path(directory)))
+    if resumes:
+        named = {name: values[name] for name in ("strategy", "stop", "writers", "probes") if name in values}
+        objects |= {name: value for name, value in named.items() if ":" in str(value)}
     left_out = {*objects, *(values.keys() - {field.name for field in dataclasses.fields(kind)})}
-    if given(arguments, "--resume"):
-        left_out |= {*KEPT_OPTIONS, "run_dir", "steps_per_call", "devices", "strategy", "mesh", "stop"}
+    if directory is not None:
+        left_out.add("run_dir")
+    if resumes:
+        left_out |= {*KEPT_OPTIONS, "steps_per_call", "devices", "strategy", "mesh", "stop"}
         left_out |= {"writers", "probes"}
     return kind(**{name: value for name, value in values.items() if name not in left_out}), objects
 

@@ -5,6 +5,7 @@ from jaxnn.record._metric_log import LogDigest, MetricWriter, WriterFacts, Write
 from jaxnn.record._plots import draw_curves, draw_picture, format_value, label_ticks, new_figure, new_panels
 from jaxnn.record._provenance import (
     PARTS,
+    changed_implementations,
     changed_parts,
     check_same_data,
     config_from_json,
@@ -21,16 +22,16 @@ from jaxnn.record._provenance import (
     with_tuples,
 )
 from jaxnn.record._record_reader import (
-    check_facts,
+    MEMBER,
     final_metrics,
     find_records,
     is_sweep,
     metrics_of,
     numbers,
-    read_facts,
     read_lines,
     read_metrics,
     read_run,
+    read_sweep,
     shard_folders,
     sweep_folders,
     without_member,

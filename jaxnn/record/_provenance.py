@@ -115,7 +115,7 @@ def _shaped(value: Any, default: Any, name: str) -> Any:
 
 def check_same_data(path: Path | str, before: Mapping[str, Any], data: str | None, what: str = "run") -> None:
     """Raises RecordError unless ``data`` is the data's fingerprint in ``before``, of the run or sweep in ``path``."""
-    if before["data"] != data:
+    if before.get("data") != data:
         raise RecordError(
             f"the data are not those that the {what} in {path} was trained on: restore the data, or start a new {what}."
         )
@@ -124,6 +124,12 @@ def check_same_data(path: Path | str, before: Mapping[str, Any], data: str | Non
 def changed_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Descriptions of the parts of a fingerprint that changed."""
     return [description for part, description in PARTS.items() if before.get(part) != now[part]]
+
+
+def changed_implementations(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Descriptions of the operations whose implementations changed, such as ``convolution channels_last → onednn``."""
+    changed = [name for name in now if before.get(name, now[name]) != now[name]]
+    return [f"{name} {' and '.join(before[name])} → {' and '.join(now[name])}" for name in changed]
 
 
 def data_fingerprint(splits: Splits) -> str:

@@ -1,9 +1,10 @@
 """Readers of records: one run, its metrics, or all runs and sweeps below a folder; every field is checked."""
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxnn.record._run_directory import METRICS_FILE, RUN_FILE, SWEEP_FILE, check_name, is_locked
 from jaxnn.types import RecordError
@@ -11,48 +12,133 @@ from jaxnn.types import RecordError
 SHARDS = f"shards/*/{SWEEP_FILE}"  # in the directory of a sweep without a `sweep.json` of its own
 # The keys of a line that are no metrics; those have the name of their split, or of a probe, in front.
 NO_METRICS = ("step", "member", "seconds", "steps_per_second", "examples_per_second", "elapsed")
-# The fields that every run.json has from the start, on which readers rely.
-FACTS = (
-    *("name", "status", "started", "config", "options", "steps_per_call", "seconds_per_step_measured"),
-    *("fingerprint", "layout", "devices", "jax_flags"),
-)
-# The types of these fields, and how errors name them.
-KINDS: dict[str, tuple[type, str]] = {
-    **dict.fromkeys(("name", "status", "started", "monitor"), (str, "text")),
-    **dict.fromkeys(("config", "options", "fingerprint", "layout", "devices", "jax_flags"), (dict, "a mapping")),
-    "directions": (dict, "a mapping"),
-    **dict.fromkeys(("seconds_per_step_measured", "point", "final", "best"), (dict, "a mapping")),
-    **dict.fromkeys(("axes", "points", "groups"), (list, "a list")),
-    **dict.fromkeys(("steps_per_call", "member", "step"), (int, "a whole number")),
+
+
+class Span(NamedTuple):
+    """A number of a record: how errors call it, and its range."""
+
+    what: str
+    least: float
+    most: float
+    whole: bool = True
+    names: tuple[str, ...] = ()  # words that are allowed too
+
+    def holds(self, value: Any) -> bool:
+        """Whether ``value`` is such a number."""
+        if isinstance(value, str):
+            return value in self.names
+        return type(value) in ((int,) if self.whole else (int, float)) and self.least <= value <= self.most
+
+
+NAMES = ("nan", "inf", "-inf")
+MOST = sys.float_info.max
+MOST_DIGITS = sys.float_info.max_10_exp  # a whole number with as many digits is within the range of floats
+COUNT, POSITIVE = Span("a whole number from 0", 0, 2**31 - 1), Span("a whole number from 1", 1, 2**31 - 1)
+AMOUNT = Span("a number from 0", 0, MOST, whole=False)
+METRIC = Span("a number", -MOST, MOST, whole=False, names=NAMES)
+
+# What a file holds, as data. A mapping has the fields that are named, and others that are not looked at; `name?` may be
+# absent or null, and `*` are all fields. A list of one kind has any number of it, a tuple one item of each kind, and a
+# set has the allowed words.
+DIRECTIONS = {"*": {"min", "max"}}
+DEVICES = {"backend": str, "devices": [{"platform": str, "kind": str}], "versions": dict}
+OPTIONS = {"device?": str, "strategy?": str, "mesh?": str, "stop?": str, "writers?": [str], "probes?": [str]}
+OPTIONS |= {"monitor?": str, "order?": str, "shard?": str, "checkpoint_every?": COUNT}
+OPTIONS["devices?"] = Span("a whole number from 1, or all", 1, 2**31 - 1, names=("all",))
+FINGERPRINT = {"data?": str, "program?": str, "batches?": str, "evaluation?": str}
+STALLS = [{"where": str, "step": COUNT, "seconds": AMOUNT}]
+# Of a run, or of a group of a sweep once it is opened.
+OPENED = {"examples?": dict, "implementations?": {"*": [str]}, "precision?": dict}
+RUN = {
+    **{"name": str, "status": str, "started": str, "config": dict, "options": OPTIONS, "steps_per_call": POSITIVE},
+    **{"seconds_per_step_measured": dict, "fingerprint": FINGERPRINT, "devices": DEVICES, "jax_flags": dict},
+    **{"layout": {"strategy": str, "mesh?": {"*": POSITIVE}}, "monitored?": str, "higher_is_better?": bool},
+    **{"directions?": DIRECTIONS, "data?": str, "command?": [str], "git?": dict, "checkpoints?": [COUNT], **OPENED},
+    "resumed?": [{"step": COUNT}],
+    "summary?": {
+        **{"throughput?": {"steps_per_second": AMOUNT, "spread": AMOUNT, "num_windows": COUNT}, "stalls?": STALLS},
+        **{"seconds?": {"*": AMOUNT}, "first_step_seconds?": {"*": AMOUNT}, "examples_per_second?": AMOUNT},
+        **{"compilations?": {"*": AMOUNT}, "peak_bytes?": (AMOUNT, str), "compiler?": [str]},
+    },
 }
+GROUP = {
+    **{"members": [COUNT], "static?": dict, "traced?": [str], "steps_per_call?": POSITIVE, "fingerprint?": FINGERPRINT},
+    "vmap?": {
+        **{"size": POSITIVE, "steps_per_call": POSITIVE, "block": POSITIVE, "note?": str},
+        "trials": [{"size": POSITIVE, "seconds": AMOUNT, "per_second": AMOUNT, "temporary_bytes": AMOUNT}],
+    },
+    **OPENED,
+}
+SWEEP = {
+    **{"status": str, "started": str, "config": dict, "points": [dict], "options": OPTIONS, "groups": [GROUP]},
+    **{"axes": [{"name": str, "values": list, "scale": {"log", "linear", "nominal"}}], "monitor": str},
+    **{"higher_is_better": bool, "directions": DIRECTIONS, "name?": str, "data?": str, "damaged?": [str]},
+    **{"devices?": DEVICES, "jax_flags?": dict, "command?": [str], "git?": dict},
+    "halving?": {"eta": POSITIVE, "min_fraction": AMOUNT},
+    "summary?": {
+        **{"seconds": AMOUNT, "spent": {"*": AMOUNT}, "member_steps": AMOUNT, "num_compilations": COUNT},
+        **{"member_steps_per_second?": AMOUNT, "members?": {"*": COUNT}},
+    },
+}
+MEMBER = {
+    **{"member": COUNT, "point": dict, "config": dict, "status": str, "step": COUNT, "final": {"*": METRIC}},
+    **{"best": {"*": METRIC}, "error?": str, "dir?": str},
+}
+LINE = {"step": COUNT, "member?": COUNT, "*": METRIC}
+SHOWN: Mapping[Any, str] = {str: "text", bool: "true or false", dict: "a mapping", list: "a list"}
 
 
-def check_facts(facts: Any, needed: tuple[str, ...]) -> dict[str, Any]:
-    """Returns ``facts``; ValueError if it is no mapping, or a field in ``needed`` is missing or of another type."""
-    if not isinstance(facts, dict):
-        raise ValueError(f"it is {facts!r:.60} and must be a mapping")
-    for name in needed:
-        kind, description = KINDS.get(name, (None, ""))
-        if name not in facts:
-            raise ValueError(f"it lacks {name!r}")
-        if kind is not None and type(facts[name]) is not kind:
-            raise ValueError(f"its {name} is {facts[name]!r:.60} and must be {description}")
-    return facts
+def check(value: Any, kind: Any, name: str = "") -> None:
+    """Raises ValueError unless ``value``, the field ``name`` of a file, is of ``kind``: a type, `Span` or table."""
+    base: Any = next((one for one in (list, dict, tuple) if type(kind) is one), kind)
+    if base is tuple:
+        right, shown = isinstance(value, list) and len(value) == len(kind), f"a list of {len(kind)}"
+    elif isinstance(base, Span):
+        right, shown = base.holds(value), base.what
+    elif isinstance(base, set):
+        right, shown = isinstance(value, str) and value in base, " or ".join(sorted(base))
+    else:
+        right, shown = type(value) is base, SHOWN[base]
+    if not right:
+        raise ValueError(f"{f'its {name}' if name else 'it'} is {value!r:.60} and must be {shown}")
+    if base in (list, tuple) and kind is not base:
+        for number, item in enumerate(value):
+            check(item, kind[0 if base is list else number], f"{name}[{number}]")
+    for key, part in kind.items() if isinstance(kind, dict) else ():
+        field = key.removesuffix("?")
+        if key == "*":
+            for field in value if not (isinstance(part, Span) and all(map(part.holds, value.values()))) else ():
+                check(value[field], part, f"{name}.{field}".lstrip("."))
+        elif field in value and not (value[field] is None and key != field):
+            check(value[field], part, f"{name}.{field}".lstrip("."))
+        elif key == field:
+            raise ValueError(f"it lacks {f'{name}.{field}'.lstrip('.')!r}")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"it has a number of {len(digits)} digits")
+    return int(digits)
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """Reads ``run.json`` in ``path`` as :func:`read_facts` does; RecordError if there is no record."""
+    """Reads ``run.json`` in ``path``, checked by `RUN`; RecordError if there is no record, or it is damaged."""
     check_name(path)
     file = path / RUN_FILE
     if not file.is_file():
         raise RecordError(f"{path} holds no run (no {RUN_FILE} in it): give that of one run; `jaxnn runs` lists them.")
-    return read_facts(file, FACTS)
+    return _read_facts(file, RUN)
 
 
-def read_facts(file: Path, needed: tuple[str, ...]) -> dict[str, Any]:
-    """Reads ``run.json`` or ``sweep.json``; RecordError if it is not JSON or fails `check_facts`."""
+def read_sweep(path: Path) -> dict[str, Any]:
+    """Reads ``sweep.json`` in ``path``, checked by `SWEEP`; RecordError if it is damaged."""
+    return _read_facts(path / SWEEP_FILE, SWEEP)
+
+
+def _read_facts(file: Path, kind: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        facts = check_facts(json.loads(file.read_bytes()), ("status", *needed))
+        facts: dict[str, Any] = json.loads(file.read_bytes(), parse_int=_whole)
+        check(facts, kind)
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{file} cannot be read ({error}): the record is damaged.") from error
     # The process was killed.
@@ -63,14 +149,7 @@ def read_facts(file: Path, needed: tuple[str, ...]) -> dict[str, Any]:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Reads ``metrics.jsonl`` in ``path``; a torn last line, left by a crash, is dropped; RecordError for others."""
-    lines = [numbers(line) for line in read_lines(path / METRICS_FILE)]
-    for line in lines:
-        values = [line.get("step"), *metrics_of(line).values()]
-        if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
-            raise RecordError(
-                f"{path / METRICS_FILE} holds {str(line)[:60]!r}, which is no step with its metrics: delete that line."
-            )
-    return lines
+    return [numbers(line) for line in read_lines(path / METRICS_FILE, LINE)]
 
 
 def read_bytes(file: Path) -> bytes:
@@ -81,13 +160,16 @@ def read_bytes(file: Path) -> bytes:
         raise RecordError(f"{file} cannot be read ({error.strerror or error}): the record is damaged.") from error
 
 
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """Reads a file of JSON mappings, one per line, empty if absent; a torn last line is dropped."""
-    content = read_bytes(file)
-    try:
-        return [check_facts(json.loads(line), ()) for line in content[: content.rfind(b"\n") + 1].splitlines()]
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{file} holds a line that is not JSON ({error}): delete that line.") from error
+def read_lines(file: Path, kind: Any) -> list[dict[str, Any]]:
+    """Reads a file of JSON mappings of a ``kind``, one per line, empty if absent; a torn last line is dropped."""
+    content, lines = read_bytes(file), []
+    for number, text in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            lines.append(json.loads(text, parse_int=_whole))
+            check(lines[-1], kind)
+        except (ValueError, RecursionError) as error:
+            raise RecordError(f"{file} is damaged in line {number} ({error}): delete that line.") from error
+    return lines
 
 
 def find_records(folder: Path) -> list[Path]:
@@ -130,7 +212,7 @@ def _age(path: Path) -> tuple[str, str]:
     """The start time of a record, empty if it cannot be read, and its name."""
     for file in (path / RUN_FILE, path / SWEEP_FILE, *sorted(path.glob(SHARDS))):
         try:
-            return str(read_facts(file, ("status", "started"))["started"]), path.name
+            return str(_read_facts(file, {"status": str, "started": str})["started"]), path.name
         except RecordError:
             continue
     return "", path.name

@@ -14,8 +14,8 @@ from flax.traverse_util import flatten_dict
 
 from jaxnn.record._checkpoints import FOLDER
 from jaxnn.record._metric_log import WriterFacts
-from jaxnn.record._record_reader import read_facts, read_metrics
-from jaxnn.record._run_directory import RUN_FILE, SWEEP_FILE, new_run_dir, write_json
+from jaxnn.record._record_reader import read_metrics, read_run, read_sweep
+from jaxnn.record._run_directory import new_run_dir, write_json
 from jaxnn.types import ConfigError
 
 IDS_FILE = "writers.json"
@@ -86,8 +86,8 @@ class Tracker:
         runs, self._runs = self._runs, {}
         with contextlib.ExitStack() as stack:  # one that fails keeps none of the others open
             for run in runs.values():
-                path, file = self.facts.path, SWEEP_FILE if self.facts.members else RUN_FILE
-                stack.callback(self._end, run, "finished" if path is None else read_facts(path / file, ())["status"])
+                path, read = self.facts.path, read_sweep if self.facts.members else read_run
+                stack.callback(self._end, run, "finished" if path is None else read(path)["status"])
         if runs:
             self._note()
 

@@ -2,27 +2,44 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+import shlex
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxnn.engine import RunOptions, Trainer
-from jaxnn.observe import say_error
-from jaxnn.parallel import choose_devices, find_devices, find_strategy, format_mesh, parse_mesh
-from jaxnn.record import FOLDER, TRACKERS, changed_parts, check_same_data, config_from_json, config_json, jsonable
+from jaxnn.parallel import STRATEGIES, choose_devices, find_devices, find_strategy, format_mesh, parse_mesh
+from jaxnn.record import (
+    FOLDER,
+    TRACKERS,
+    changed_implementations,
+    changed_parts,
+    check_same_data,
+    config_from_json,
+    config_json,
+    jsonable,
+)
 from jaxnn.types import ConfigError, Experiment, RecordError
 
 # Options that shape what a run leaves behind: a resumed run takes them from the record unless they are given.
 KEPT_OPTIONS = (
-    *("report_every", "eval_every", "eval_batch_size", "checkpoint_every", "keep_last", "keep_best"),
+    *("report_every", "eval_every", "eval_batch_size", "eval_batches", "checkpoint_every", "keep_last", "keep_best"),
     *("monitor", "monitor_mode", "patience", "deterministic"),
 )
+
+# Options that may name code of the user's: how messages call them, and the names of jaxnn's own.
+_NAMED: Mapping[str, tuple[str, Collection[str]]] = {
+    "strategy": ("strategy", STRATEGIES),
+    "stop": ("stopping rule", ()),
+    "writers": ("metric writers", TRACKERS),
+    "probes": ("probes", ()),
+}
 
 
 def continued_options(experiment: Experiment[Any], options: RunOptions, before: dict[str, Any]) -> RunOptions:
     """Returns the options to resume with: those given now, and the record's for others.
 
-    ConfigError if the experiment is not the one of the record, or its devices, writers or rule are not available.
+    ConfigError if the experiment is not the one of the record, its devices are not available, or code must be given.
     """
     if not options.record:
         raise ConfigError("a resumed run continues its record: leave record at its default.")
@@ -37,9 +54,17 @@ def continued_options(experiment: Experiment[Any], options: RunOptions, before: 
     if kept["deterministic"] and not given.get("deterministic", True):
         raise ConfigError(f"the run in {path} is deterministic, and stays so: leave deterministic at its default.")
     if before["status"] == "finished" and before["config"]["num_steps"] == experiment.config.num_steps:
-        given = {"writers": (), "probes": ()} | given  # it is loaded, not trained, and writes nothing
+        given = _needless(before["options"]) | given
     kept |= recorded_setup(before["options"], given, options.device, f"the run in {path}")
-    return dataclasses.replace(options, **kept | given)
+    return with_recorded(options, kept | given, path)
+
+
+def with_recorded[Options: RunOptions](options: Options, kept: Mapping[str, Any], path: Path) -> Options:
+    """Returns ``options`` with those of the record in ``path``; RecordError if one is not a value of its option."""
+    try:
+        return dataclasses.replace(options, **kept)
+    except (ConfigError, TypeError) as error:
+        raise RecordError(f"the options in {path} are damaged: {error}") from error
 
 
 def restored_facts(
@@ -59,7 +84,8 @@ def restored_facts(
         if step is None and before["options"]["checkpoint_every"] == 0:
             raise RecordError(f"the run in {path} kept no checkpoints, so it cannot be resumed: start a new run.")
         # A killed run did not note its checkpoints.
-        noted = [*before.get("checkpoints", ()), *(resumed["step"] for resumed in before.get("resumed", ()))]
+        resumes = before.get("resumed") or ()
+        noted = [*(before.get("checkpoints") or ()), *(resumed["step"] for resumed in resumes)]
         if step is None and (saved := max(noted, default=0)) > 0:
             raise RecordError(
                 f"the run in {path} has metrics up to step {saved} but no checkpoint: bring {path / FOLDER} back from "
@@ -74,24 +100,28 @@ def restored_facts(
     step, damaged = trainer.restore("the run", check)
     changed = _changes(before, facts)
     resumed = {"step": step or 0, "time": facts["started"], "changed": changed, "damaged": damaged}
-    session = {name: before[name] for name in ("command", "git", "devices", "jax_flags")}
+    session = {name: before[name] for name in ("command", "git", "devices", "jax_flags") if name in before}
     # The last two are those of a member that was exported from a sweep.
     names = ("started", "seconds_per_step_measured", "member", "sweep")
     kept = {name: before[name] for name in names if name in before}
-    return {**facts, **kept, "resumed": [*before.get("resumed", []), resumed | {"before": session}]}, resumed
+    return {**facts, **kept, "resumed": [*(before.get("resumed") or ()), resumed | {"before": session}]}, resumed
 
 
 def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:
-    """Describes what differs from the record: length, layout, kind of device, program, versions, JAX's flags."""
+    """Describes what differs from the record: length, layout, device, stopping rule, program, versions, flags."""
     changes = []
     if facts["layout"] != before["layout"]:
         changes.append(f"the layout {_describe(before['layout'])} → {_describe(facts['layout'])}")
     if _device(facts) != _device(before):
         changes.append(f"the device {_device(before)} → {_device(facts)}")
     changes += changed_parts(before["fingerprint"], facts["fingerprint"])
+    changes += changed_implementations(before.get("implementations") or {}, facts["implementations"])
     pairs = (before["devices"]["versions"], facts["devices"]["versions"]), (before["jax_flags"], facts["jax_flags"])
     for old, new in pairs:
         changes += [f"{name} {old.get(name)} → {new[name]}" for name in new if new[name] != old.get(name)]
+    rules = [str(one["options"].get("stop")).rpartition(":")[2] for one in (before, facts)]
+    if rules[0] != rules[1]:
+        changes.append(f"stop {rules[0]} → {rules[1]}")
     if (now := facts["config"]["num_steps"]) != (then := before["config"]["num_steps"]):
         changes.append(f"num_steps {then} → {now}")
     return changes
@@ -114,8 +144,22 @@ def recorded_setup(
     """Returns ``devices``, ``strategy``, ``mesh``, ``stop``, ``writers`` and ``probes`` of a record, or those given.
 
     ``device`` is the kind to continue on, and ``where`` the record, for messages: ``the run in runs/…``. ConfigError if
-    the recorded devices are not available, or the stopping rule has no MODULE:NAME; a line on such writers and probes.
+    the recorded devices are not available, or the record names code of the user's, which must be given.
     """
+    parts: dict[str, Any] = {}
+    for option, (what, known) in _NAMED.items():
+        if option in given:
+            continue
+        value = recorded.get(option, getattr(RunOptions, option))
+        names = [value] if isinstance(value, str) else [*(value or ())]
+        if own := [name for name in names if name not in known]:
+            # Importing it would run the code of whoever wrote the record.
+            flag = f" (--{option} {shlex.join(names)})" if all(":" in name or name in known for name in names) else ""
+            raise ConfigError(
+                f"{where} used the {what} {', '.join(map(repr, own))}, and a record's code is not imported: give "
+                f"{option} again{flag}, or another value."
+            )
+        parts[option] = tuple(value) if isinstance(value, list) else value
     found = find_devices(device)
     kept = _without_clashes(recorded, given, len(found))
     if "devices" not in given and "mesh" not in given:
@@ -127,18 +171,13 @@ def recorded_setup(
             raise ConfigError(
                 f"{where} used {used}: give --devices {len(found)} to continue with what is here ({reason})."
             ) from error
-    if "stop" not in given:
-        kept["stop"] = rule = recorded.get("stop")
-        if rule is not None and ":" not in rule:
-            raise ConfigError(f"{where} used the stopping rule {rule!r}, which has no MODULE:NAME: give stop again.")
-    for option, what in (("writers", "metric writers"), ("probes", "probes")):
-        if option not in given:
-            names = recorded.get(option, ())
-            lost = [name for name in names if ":" not in name and not (option == "writers" and name in TRACKERS)]
-            kept[option] = tuple(name for name in names if name not in lost)
-            if lost:
-                say_error(f"{where} used the {what} {', '.join(lost)}, without MODULE:NAME: give them again")
-    return kept
+    return parts | kept
+
+
+def _needless(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options that replace those of a finished run: it is loaded, not trained, and writes nothing."""
+    own_strategy = recorded["strategy"] not in STRATEGIES
+    return {"writers": (), "probes": (), "stop": None} | ({"strategy": RunOptions.strategy} if own_strategy else {})
 
 
 def check_same_config(recorded: dict[str, Any], config: Any, kind: str, path: Path, but: str | None = None) -> None:

@@ -181,7 +181,15 @@ class Run:
         if self._trainer is None:
             raise ConfigError(f"this needs the experiment of the run: jn.open_run({str(self.dir)!r}, experiment).")
         if self._facts is not None and _evaluates_otherwise(self._facts, self._trainer):
-            warn(f"the experiment evaluates another function than the run in {self.dir}: its code changed since.")
+            before, now = self._facts.get("implementations") or {}, self._trainer.programs.implementations
+            if others := record.changed_implementations(before, now):
+                # Such as native kernels that were installed since.
+                warn(
+                    f"the run in {self.dir} was trained with other implementations ({', '.join(others)}): outputs are "
+                    "the same to rounding, if nothing else differs."
+                )
+            else:
+                warn(f"the experiment evaluates another function than the run in {self.dir}: its code changed since.")
         return self._trainer
 
     @functools.cached_property
@@ -210,7 +218,7 @@ def _evaluates_otherwise(facts: Mapping[str, Any], trainer: engine.Trainer) -> b
     if (first := facts.get("fingerprint_config")) is not None:  # of the member whose fingerprint its group has
         same = dataclasses.replace(trainer.experiment, config=record.config_from_json(first, trainer.experiment.config))
         programs = engine.programs_of(same, trainer.splits, resident=False)
-    return bool(facts["fingerprint"]["evaluation"] != programs.evaluation_fingerprint())
+    return bool(facts["fingerprint"].get("evaluation") != programs.evaluation_fingerprint())
 
 
 def run_of(session: Session) -> Run:
@@ -259,6 +267,7 @@ def open_run(
         raise RecordError(f"run.json in {path} holds other facts than a run's ({error!r}): it is damaged.") from error
     if experiment is not None:
         config = record.config_from_json(config, experiment.config)
+        engine.check_config(config)
         experiment = dataclasses.replace(experiment, config=config)
         if not (path / record.FOLDER).is_dir():
             raise RecordError(f"the run in {path} kept no checkpoints: open it without the experiment.")

@@ -160,10 +160,11 @@ class Spread:
         if self.n < 2:
             return show(self.mean) if self.n else "–"
         # The deviation's two digits determine the decimals of all.
-        decimals = max(0, 1 - math.floor(math.log10(self.deviation))) if self.deviation else MOST_DECIMALS + 1
+        known = 0 < self.deviation < math.inf  # squares of values beyond 1e154 are infinite
+        decimals = max(0, 1 - math.floor(math.log10(self.deviation))) if known else MOST_DECIMALS + 1
         form = narrow = f".{decimals}f"
         if decimals > MOST_DECIMALS:
-            larger = abs(self.mean) / self.deviation if self.deviation else 1.0
+            larger = abs(self.mean) / self.deviation if known else 1.0
             form, narrow = f".{max(4, 2 + math.ceil(math.log10(max(larger, 1.0))))}g", ".4g"
         ends = "" if math.isnan(self.low) else f" ({self.low:{form}} to {self.high:{form}})"
         return f"{self.mean:{form}} ± {self.deviation:{narrow}}{ends}"

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxnn import engine, parallel
@@ -68,6 +68,15 @@ def parse_shard(text: str) -> tuple[int, int]:
     if not (part.isdecimal() and number.isdecimal() and 1 <= int(part) <= int(number)):
         raise ConfigError(f"shard is {text!r}, and must be I/N with I from 1 to N, as in 2/8: the second of eight.")
     return int(part), int(number)
+
+
+def decisive(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Of ``recorded`` options those that decide results: members that differ in one of them cannot be compared."""
+    names = ("order", "monitor", "monitor_mode", "deterministic", "patience")
+    found = {name: recorded.get(name) for name in (*names, "report_every", "eval_every", "eval_batch_size")}
+    # A function is given as an object, or as MODULE:NAME.
+    stop = str(recorded.get("stop")).rpartition(":")[2]
+    return found | {"eval_batches": recorded.get("eval_batches"), "stop": stop}
 
 
 @dataclasses.dataclass

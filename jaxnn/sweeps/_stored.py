@@ -17,19 +17,13 @@ from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.search import Axis
 from jaxnn.sweeps._groups import traced_values, with_values
 from jaxnn.sweeps._members import Member, count_by_status
-from jaxnn.sweeps._plan import SweepOptions, members_layout
+from jaxnn.sweeps._plan import SweepOptions, decisive, members_layout
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.tasks import derived_metrics
 from jaxnn.types import ConfigError, Experiment, PyTree, RecordError, TrainState
 
 MEMBERS_FILE, MEMBER_FOLDER = "members.jsonl", "members"
 GROUPS = "groups"  # the folder of the groups' checkpoints
-# What every sweep.json holds from the start, and every line of members.jsonl.
-FACTS = (
-    *("status", "started", "config", "axes", "points", "groups", "options"),
-    *("monitor", "higher_is_better", "directions"),
-)
-MEMBER_FACTS = ("member", "point", "config", "status", "step", "final", "best")
 ENDED = ("finished", "stopped early", "diverged", "pruned", "failed")  # the statuses of members that need nothing more
 
 
@@ -38,15 +32,16 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
 
     Members whose shard did not start are ``waiting``. A sweep that was killed, and its running members, read
     ``interrupted``. The summary of shards adds up theirs: seconds of all processes together, and the member-steps per
-    second of one of them. ``experiment`` is what was swept, for `Sweep.run`. RecordError if there is no sweep, or its
-    record is damaged.
+    second of one of them. ``experiment`` is what was swept, for `Sweep.run`. RecordError if there is no sweep, its
+    record is damaged, or its shards were trained by different rules, such as another ``patience``: open each alone.
 
     >>> jn.open_sweep("runs/digits/sweep-…", experiment).best()  # doctest: +SKIP
     Member(index=18, point={'learning_rate': 0.01, 'seed': 2}, ...)
     """
     folders = [folder.absolute() for folder in record.sweep_folders(Path(path))]
     path = Path(path).absolute()
-    parts = [record.read_facts(folder / record.SWEEP_FILE, FACTS) for folder in folders]
+    parts = [record.read_sweep(folder) for folder in folders]
+    _check_agreement(folders, parts)
     facts, members, lines = parts[0], dict[int, Member](), list[dict[str, Any]]()
     for index, point in enumerate(facts["points"] if folders != [path] else ()):
         config = {name: record.with_tuples(point.get(name, value)) for name, value in facts["config"].items()}
@@ -82,17 +77,31 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     )
 
 
+def _check_agreement(folders: Sequence[Path], parts: Sequence[Mapping[str, Any]]) -> None:
+    """Raises RecordError unless the shards in ``folders`` are of one sweep, trained by the same rules."""
+
+    def rules(facts: Mapping[str, Any]) -> dict[str, Any]:
+        sweep = {name: facts[name] for name in ("axes", "points", "monitor")}
+        return {**sweep, **facts["config"], **decisive(facts["options"])}
+
+    first = rules(parts[0])
+    for folder, facts in zip(folders[1:], parts[1:], strict=True):
+        for name, value in rules(facts).items():
+            # A field that the config got since is no difference.
+            if value != first.get(name, value):
+                raise RecordError(
+                    f"{folders[0]} and {folder} were not trained by the same rules ({name}: {first[name]!r:.60} and "
+                    f"{value!r:.60}), so they are no one sweep: open each alone, or train one of them again."
+                )
+
+
 def _read_part(path: Path, facts: Mapping[str, Any]) -> tuple[dict[int, Member], list[dict[str, Any]]]:
     """The members and the reports of a sweep or a shard; RecordError if the record of one that finished lacks any."""
-    file, culprit = path / MEMBERS_FILE, path / record.SWEEP_FILE
-    try:
-        found = [_member(record.check_facts(line, MEMBER_FACTS), path, facts) for line in record.read_lines(file)]
-        started = {number for group in facts["groups"] for number in group["members"]}
-        # The first shard has the members that cannot be run.
-        started |= set() if facts["options"]["shard"] else {*range(len(facts["points"]))}
-    except (ValueError, KeyError, TypeError) as error:
-        culprit = file if isinstance(error, ValueError) else culprit
-        raise RecordError(f"{culprit} cannot be read ({error}): the record is damaged.") from error
+    file = path / MEMBERS_FILE
+    found = [_member(line, path, facts) for line in record.read_lines(file, record.MEMBER)]
+    started = {number for group in facts["groups"] for number in group["members"]}
+    # The first shard has the members that cannot be run.
+    started |= set() if facts["options"].get("shard") else {*range(len(facts["points"]))}
     members, lines = {member.index: member for member in found}, record.read_metrics(path)
     if not all(isinstance(line.get("member"), int) for line in lines):
         raise RecordError(f"{path / record.METRICS_FILE} holds a line without member: the record is damaged.")
@@ -158,12 +167,16 @@ def restored_groups(
     ``devices``; None: over all. RecordError if there is no checkpoint.
     """
     for folder in record.sweep_folders(path):
-        for number, facts in enumerate(record.read_facts(folder / record.SWEEP_FILE, ("groups",))["groups"]):
+        for number, facts in enumerate(record.read_sweep(folder)["groups"]):
             found = [member for member in members if member.index in facts["members"]]
             if not found:
                 continue
+            if lacking := {"traced", "vmap", "fingerprint", "steps_per_call"} - facts.keys():
+                raise RecordError(f"{folder} lacks {min(lacking)!r} of a group: it was not trained, or is damaged.")
             # As recorded: the experiment given now may have other values for the fields that were not swept.
             configs = [record.config_from_json(dict(member.config), experiment.config) for member in found]
+            for config in configs:
+                engine.check_config(config)
             each = [dataclasses.replace(experiment, config=config) for config in configs]
             splits = None if with_data else record.recorded_data(folder, facts)
             resident = None if splits is None else False
@@ -243,6 +256,9 @@ def _by_member(
     for group in restored_groups(sweep.dir, sweep.experiment, complete, with_data=with_data, devices=devices):
         found |= zip((member.index for member in group.members), compute(group), strict=True)
 
+    if not found:
+        raise RecordError(f"{sweep.dir} has no members in its groups: the record is damaged.")
+
     def lost(leaf: Any) -> np.ndarray:
         return np.full(np.shape(leaf), np.nan, np.result_type(leaf, np.float16))
 
@@ -255,8 +271,8 @@ def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
     assert sweep.dir is not None and sweep.experiment is not None
     exported = {}
     for group in restored_groups(sweep.dir, sweep.experiment, members):
-        facts = record.read_facts(group.folder / record.SWEEP_FILE, ("groups", "options", "name", "started"))
-        lines = record.read_lines(group.folder / MEMBERS_FILE)
+        facts = record.read_sweep(group.folder)
+        lines = record.read_lines(group.folder / MEMBERS_FILE, record.MEMBER)
         first = next(line["config"] for line in lines if line["member"] == group.facts["members"][0])
         for row, member in enumerate(group.members):
             state = engine.member_state(group.states, group.programs.shapes, row)
@@ -291,7 +307,7 @@ def _run_facts(facts: Mapping[str, Any], group: Mapping[str, Any], member: Membe
     options = {name: value for name, value in facts["options"].items() if name in names}
     shared = ("name", "started", "data", "devices", "jax_flags", "command", "git", "higher_is_better", "directions")
     return {
-        **{name: facts[name] for name in shared},
+        **{name: facts.get(name) for name in shared},
         "status": member.status,
         "monitored": facts["monitor"],
         "config": member.config,
@@ -306,8 +322,8 @@ def _run_facts(facts: Mapping[str, Any], group: Mapping[str, Any], member: Membe
             "program": record.text_fingerprint(f"{group['fingerprint']['program']} {group['vmap']} {group['traced']}"),
         },
         "examples": group.get("examples"),
-        "precision": group["precision"],
-        "implementations": group["implementations"],
+        "precision": group.get("precision"),
+        "implementations": group.get("implementations"),
         "layout": SINGLE_DEVICE.as_json(),
         "sweep": {"vmap_size": group["vmap"]["size"], "traced": group["traced"]},
     }

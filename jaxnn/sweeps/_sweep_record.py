@@ -10,11 +10,11 @@ from jaxnn import record
 from jaxnn.engine import MemberLog, Trainer, Trial, VmapPlan, evaluations_since_best, recorded_options
 from jaxnn.observe import describe_devices
 from jaxnn.run import KEPT_OPTIONS as RUN_OPTIONS
-from jaxnn.run import check_same_config, file_name_of, recorded_setup
+from jaxnn.run import check_same_config, file_name_of, recorded_setup, with_recorded
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _stored
 from jaxnn.sweeps._members import Member, show_point
-from jaxnn.sweeps._plan import SweepOptions, SweepPlan, parse_shard
+from jaxnn.sweeps._plan import SweepOptions, SweepPlan, decisive, parse_shard
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.types import ConfigError, Experiment, RecordError
 
@@ -99,7 +99,9 @@ class SweepRecord:
         before = None if trainer.options.resume is None else facts.get("fingerprint")
         if before is not None:  # it was started
             record.check_same_data(self.directory.path, before, trainer.fingerprint["data"], "sweep")
-            if changed := record.changed_parts(before, trainer.fingerprint):
+            then, now = facts.get("implementations") or {}, trainer.programs.implementations
+            changed = record.changed_parts(before, trainer.fingerprint)
+            if changed := changed + record.changed_implementations(then, now):
                 facts["changed"] = [*facts.get("changed", []), *changed]
                 notes.append(f"continues, not bit for bit, since these changed: {'; '.join(changed)}")
             _, damaged = trainer.restore(f"group {number + 1}")
@@ -175,9 +177,7 @@ def read_before(path: Path) -> dict[str, Any]:
     """The content of ``sweep.json`` in ``path``."""
     if record.sweep_folders(path) != [path]:
         raise RecordError(f"{path} holds the shards of a sweep: resume each of them with --resume {path} --shard I/N.")
-    facts = record.read_facts(
-        path / record.SWEEP_FILE, ("config", "axes", "points", "halving", "options", "groups", "started")
-    )
+    facts = {"halving": None, **record.read_sweep(path)}
     swept = {axis["name"] for axis in facts["axes"]}
     if any(set(point) - swept for point in facts["points"]):
         raise RecordError(f"{path / record.SWEEP_FILE} has points that do not fit its axes: the record is damaged.")
@@ -196,22 +196,45 @@ def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment
     return experiment, points if design is None else Halving(points, **design)
 
 
+def joined_options(options: SweepOptions) -> SweepOptions:
+    """The ``options`` of a new shard, with those that another shard of its sweep recorded; as given if it is the first.
+
+    ConfigError as `continued_options`.
+    """
+    if options.shard is None or options.run_dir is None:
+        return options
+    path = options.run_dir.parent.parent
+    for folder in record.shard_folders(path)[:1]:
+        recorded = {**read_before(folder)["options"], "shard": options.shard}
+        return with_recorded(options, _kept(options, recorded, path, trains=True), folder)
+    return options
+
+
 def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> SweepOptions:
     """The options to resume with: the record's, if the caller leaves them at their defaults."""
     if not options.record:
         raise ConfigError("a resumed sweep continues its record: leave record at its default.")
-    kept = {name: before["options"][name] for name in KEPT_OPTIONS} | {"name": before["options"].get("name")}
-    explicit = options.explicit()
-    for name in ("order", "shard", "monitor", "monitor_mode", "deterministic"):
-        if explicit.get(name, kept[name]) != kept[name]:
+    assert options.resume is not None
+    # A sweep that is over is loaded, on any devices; but members that failed are tried again.
+    failed = ((before.get("summary") or {}).get("members") or {}).get("failed")
+    trains = before["status"] != "finished" or bool(failed)
+    kept = _kept(options, before["options"], options.resume, trains=trains)
+    return with_recorded(options, kept, options.resume)
+
+
+def _kept(options: SweepOptions, recorded: Mapping[str, Any], where: Path, *, trains: bool) -> dict[str, Any]:
+    """The options of the sweep in ``where``, as ``recorded`` or given; ConfigError if one given decides its results."""
+    explicit, now = options.explicit(), {"shard": options.shard, **decisive(recorded_options(options))}
+    for name, value in {"shard": recorded["shard"], **decisive(recorded)}.items():
+        if name in explicit and value != now[name]:
             raise ConfigError(
-                f"the sweep in {options.resume} has {name}={kept[name]!r}, which decides its results: leave {name} at "
-                "its default, or start a new sweep; the methods of a sweep, such as best, take any metric."
+                f"the sweep in {where} has {name}={value!r}, which decides its results: leave {name} at "
+                "its default, or start a new sweep."
             )
-    # A sweep that is over is loaded, on any devices.
-    if before["status"] != "finished":
-        kept |= recorded_setup(before["options"], explicit, options.device, f"the sweep in {options.resume}")
-    return dataclasses.replace(options, **kept | explicit)
+    kept = {name: recorded[name] for name in KEPT_OPTIONS} | {"name": recorded.get("name")}
+    if trains:
+        kept |= recorded_setup(recorded, explicit, options.device, f"the sweep in {where}")
+    return kept | explicit
 
 
 def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
@@ -244,11 +267,14 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
         return
     for group, facts in zip(plan.groups, before["groups"], strict=True):
         if (chosen := facts.get("vmap")) is not None:
-            try:
-                trials = tuple(Trial(**trial) for trial in chosen["trials"])
-                plan.vmapped[group.number] = VmapPlan(**{**chosen, "trials": trials})
-            except TypeError as error:
-                raise RecordError(f"{path / record.SWEEP_FILE} has a vmap size that is none ({error}).") from error
+            trials = tuple(Trial(*(trial[name] for name in Trial._fields)) for trial in chosen["trials"])
+            found = VmapPlan(**{name: chosen.get(name) for name in VmapPlan._fields} | {"trials": trials})
+            # Larger ones would take memory for members that do not exist.
+            if max(found.size, *(trial.size for trial in trials), 1) > max(
+                len(group.members), options["vmap_size"] or 1
+            ):
+                raise RecordError(f"{path / record.SWEEP_FILE} has a vmap size of more members than a group has.")
+            plan.vmapped[group.number] = found
 
 
 def _check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None:

@@ -81,6 +81,7 @@ def sweep_here(
             options = _sweep_record.continued_options(options, before)
         elif options.run_dir is not None:
             check_vacant(options.run_dir)
+            options = _sweep_record.joined_options(options)
         writers = around.enter_context(closing_writers(options))
         checked_points(experiment, points, options)
         if options.record and options.checkpoint_every != 0 and not options.plan_only:

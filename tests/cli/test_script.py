@@ -309,8 +309,9 @@ def test_sweep_is_one_row_among_the_runs(sweeps, capsys):
     for place, words in (("older", "sweep of 3"), ("older/members", "0000")):
         (row,) = output(capsys, "runs", sweeps / place).splitlines()[1:]
         assert words in row
+    axes = [{"name": "seed", "values": [0, 1], "scale": "nominal"}]
     for seed in (0, 1):  # shards alone are one row
-        swept.write(sweeps / "x" / "s" / "shards" / str(seed), [swept.member(seed, {"seed": seed}, 1.0)])
+        swept.write(sweeps / "x" / "s" / "shards" / str(seed), [swept.member(seed, {"seed": seed}, 1.0)], axes=axes)
     (row,) = output(capsys, "runs", sweeps / "x").splitlines()[1:]
     assert row.split()[0] == str(sweeps / "x" / "s") and "sweep of 2: 2 finished" in row
 

@@ -73,14 +73,16 @@ def test_command_line_takes_all_three_by_name(parts, tmp_path, words, name, expe
     assert (options["strategy"], options["stop"]) == (STRATEGY, f"{__name__}:rule")
 
 
-def test_resumed_run_keeps_its_stopping_rule(parts, tmp_path):
-    for number, rule in enumerate((f"{__name__}:rule", parts.rule)):
+def test_resumed_run_takes_its_stopping_rule_from_the_caller(parts, tmp_path):
+    for number, rule in enumerate((named := f"{__name__}:rule", parts.rule)):
         path = tmp_path / str(number)
         tiny.break_off(tiny.experiment(), path, 5, **HOW, stop=rule)
-    assert tiny.fit(tiny.experiment(), resume=tmp_path / "0").summary.step == 10
-    with pytest.raises(jn.ConfigError, match="stopping rule 'rule'.*stop again"):
-        tiny.fit(tiny.experiment(), resume=tmp_path / "1")
-    assert tiny.fit(tiny.experiment(), resume=tmp_path / "1", stop=parts.rule).summary.step == 10
+        with pytest.raises(jn.ConfigError, match=f"stopping rule '{rule if number == 0 else 'rule'}'.*give stop again"):
+            tiny.fit(tiny.experiment(), resume=path)
+    words = ["--resume", str(tmp_path / "0"), "--progress", "none"]
+    assert jn.main(tiny.experiment(), words, options=jn.RunOptions(stop=named)).summary.step == 10
+    assert tiny.fit(tiny.experiment(), resume=tmp_path / "1", stop=named).summary.step == 10
+    assert [tiny.read(tmp_path / name)["resumed"][0]["changed"] for name in "01"] == [[], []]
 
 
 def test_resumed_sweep_keeps_its_stopping_rule(parts, tmp_path):
@@ -91,8 +93,8 @@ def test_resumed_sweep_keeps_its_stopping_rule(parts, tmp_path):
     where = {"run_dir": tmp_path / "sweep", "writers": (parts.table,)}
     with pytest.raises(SystemExit, match="mine"):
         jn.sweep(tiny.experiment(), jn.grid(learning_rate=[0.1, 0.2]), stop=parts.rule, **SWEEP, **where)
-    again = {"resume": tmp_path / "sweep", "progress": "none", "devices": 1}
-    with pytest.raises(jn.ConfigError, match="stopping rule 'rule'.*stop again"):
+    again = {"resume": tmp_path / "sweep", "progress": "none", "devices": 1, "writers": ()}
+    with pytest.raises(jn.ConfigError, match="stopping rule 'rule'.*give stop again"):
         jn.sweep(tiny.experiment(), **again)
     sweep = jn.sweep(tiny.experiment(), stop=parts.rule, **again)
     assert [(member.step, member.status) for member in sweep.members] == [(10, "stopped early")] * 2

@@ -2,9 +2,12 @@
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
+import operator
 import os
+import re
 import resource
 import shutil
 import types
@@ -19,7 +22,7 @@ import jaxnn as jn
 from jaxnn.cli import command as main
 from jaxnn.record import Checkpoints, Record, is_locked, open_record, read_metrics, rewind_metrics, write_json
 from jaxnn.types import RecordError, TrainState
-from tests import shell, swept, tiny
+from tests import swept, tiny
 from tests.record.files import contents
 
 
@@ -136,48 +139,41 @@ def sweep(tmp_path: Path) -> Path:
     return tmp_path / "sweep"
 
 
-NEEDED = {
-    "run.json": "name status started config options steps_per_call fingerprint layout devices jax_flags",
-    "sweep.json": "status config axes monitor",
-    "members.jsonl": "member point config status step final best",
-}
+WRONG = ({"x": [1]}, -1, "x", 10**400, True)
 
 
-def test_facts_that_are_missing_or_of_another_type_are_named(halved, sweep, tmp_path, capsys):
-    for file, key in ((file, key) for file, keys in NEEDED.items() for key in keys.split()):
-        path = (halved if file == "run.json" else sweep) / file
-        text = path.read_text()
-        first, *others = [text] if file != "members.jsonl" else text.splitlines()
-        for changes in ({}, {key: None}, {key: -1.5}):
-            facts = {name: value for name, value in json.loads(first).items() if name != key} | changes
-            path.write_text("\n".join([json.dumps(facts), *others]) + "\n")
-            assert key in shell.fails(capsys, main, "show", path.parent)
-        assert key in shell.fails(capsys, main, "compare", path.parent, path.parent)
-        main(["runs", str(tmp_path)])
-        capsys.readouterr()
-        path.write_text(text)
-    for changes in ({"summary": "x"}, {"summary": {"throughput": [1]}}):
-        change(halved, **changes)
-        main(["runs", str(halved)])
-        assert "the record is damaged" in capsys.readouterr().out
-    for devices in ({}, {"devices": [1]}):
-        change(halved, devices=devices)
-        assert "the record is damaged" in shell.fails(capsys, main, "show", halved)
+def fields(value: Any, *place: Any) -> Iterator[tuple[Any, ...]]:
+    """The place of each field and item of a record's file."""
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield *place, key
+        yield from fields(part, *place, key)
 
 
-def test_curves_are_drawn_from_the_rest_of_a_record(halved):
-    (halved / "run.json").write_text(json.dumps({k: v for k, v in tiny.read(halved).items() if k != "data"}))
-    for content in ((halved / "metrics.jsonl").read_bytes().replace(b"steps_per_second", b"steps-per-second", 1), b""):
-        (halved / "metrics.jsonl").write_bytes(content)
-        main(["plot", str(halved)])
-        (halved / "curves.png").unlink()
+def test_fields_that_are_missing_or_of_another_kind_are_one_line_and_end_no_list(halved, sweep, tmp_path, capsys):
+    for file in (halved / "run.json", sweep / "sweep.json", sweep / "members.jsonl", halved / "metrics.jsonl"):
+        text = file.read_text()
+        first, *others = text.splitlines() if file.suffix == ".jsonl" else [text]
+        for number, (*way, last) in enumerate(fields(json.loads(first))):
+            holder = functools.reduce(operator.getitem, way, changed := json.loads(first))
+            del holder[last]
+            if number % 6 and isinstance(holder, dict):
+                holder[last] = WRONG[number % 6 - 1]
+            file.write_text("\n".join([json.dumps(changed), *others]) + "\n")
+            with contextlib.suppress(SystemExit):
+                main(["show", str(file.parent)])
+            main(["runs", str(tmp_path)])
+            said = capsys.readouterr()
+            assert {"run", "sweep"} <= {Path(row.split()[0]).name for row in said.out.splitlines()[-2:]}, last
+            assert said.err == "" or re.fullmatch(rf"error: .*({last}|\[\d+\]|damaged).*\n", said.err), last
+        file.write_text(text)
 
 
 def test_damaged_options_are_named_by_resume(halved):
     facts = tiny.read(halved)
     options = {name: value for name, value in facts["options"].items() if name != "keep_last"}
-    damages = [("steps_per_call", {"steps_per_call": value}) for value in (2.5, True, "8")]
-    for words, changes in (*damages, ("keep_last", {"options": options})):
+    damages = [("steps_per_call", {"steps_per_call": value}) for value in (2.5, True, "8", -1, 2**40)]
+    damages += [(name, {"options": facts["options"] | {name: -1}}) for name in ("stop", "patience", "devices", "mesh")]
+    for words, changes in (*damages, ("layout.strategy", {"layout": {}}), ("keep_last", {"options": options})):
         (halved / "run.json").write_text(json.dumps(facts | changes))
         with pytest.raises(RecordError, match=words):
             resume(halved)

@@ -1,14 +1,20 @@
 """Loading a record executes nothing; and short versions of the benchmarks that kill, damage and prolong runs."""
 
+import contextlib
+import json
 import re
 import shutil
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import jaxnn as jn
+from jaxnn.cli import command as run_command
 from tests import processes, shell, tiny
 
 # Calls that execute loaded content, or write to paths that an archive contains.
@@ -34,6 +40,31 @@ def test_no_module_of_jaxnn_executes_what_it_loads():
     for name, path in files.items():
         found = {match[0].strip() for match in UNSAFE.finditer(path.read_text())}
         assert found <= EXCEPTIONS.get(name, set()), name
+
+
+MARK = "evil_of_a_record"
+EVIL: dict[str, Any] = {"stop": f"{MARK}:x", "strategy": f"{MARK}:x", "writers": [f"{MARK}:x"], "probes": [f"{MARK}:x"]}
+
+
+def test_loading_a_record_imports_nothing_that_it_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path(f"{MARK}.py").write_text("open('mark', 'w')\n")
+    tiny.fit(tiny.experiment(), Path("alone"))
+    jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), run_dir="swept", **tiny.MEMBERS)
+    script, resume = partial(jn.main, tiny.experiment()), "--progress none --resume"
+    opening = {run_command: "show RUN;plot RUN;runs .;compare RUN RUN;export RUN", script: f"evaluate RUN;{resume} RUN"}
+    for file, more in ((Path("alone/run.json"), "--num-steps 40"), (Path("swept/sweep.json"), "")):
+        facts = json.loads(file.read_text())
+        cases = [("finished", EVIL, command, line) for command, lines in opening.items() for line in lines.split(";")]
+        cases += [("interrupted", {name: EVIL[name]}, script, f"{resume} RUN {more}") for name in EVIL]
+        for status, options, command, line in cases:
+            changes = {"status": status, "command": [f"{MARK}.py"], "options": facts["options"] | options}
+            file.write_text(json.dumps(facts | changes))
+            with contextlib.suppress(SystemExit):
+                command(line.replace("RUN", file.parent.name).split())
+            said, asked = capsys.readouterr().err, f"'{MARK}:x'.*give {[*options][0]} again"
+            assert not Path("mark").exists() and MARK not in sys.modules, (line, options)
+            assert status == "finished" or re.search(asked, said), said
 
 
 # Audit events report each name that is unpickled, and each shell.

@@ -182,6 +182,18 @@ def test_open_run_with_the_experiment_shards_and_writes_nothing(run):
     assert contents(run.dir) == before
 
 
+def test_other_implementations_are_named(tmp_path):
+    dropping = tiny.experiment(model=jn.models.MLP((4, 3), dropout=0.5))
+    facts = tiny.read(path := tiny.fit(dropping, tmp_path / "run").dir)
+    changed = f"dropout mine → {facts['implementations']['dropout'][0]}"
+    facts |= {"implementations": {"dropout": ["mine"]}, "fingerprint": facts["fingerprint"] | {"evaluation": "x"}}
+    write_json(path / "run.json", facts)
+    with pytest.warns(UserWarning, match=f"other implementations .{changed}.*same to rounding"):
+        jn.open_run(path, dropping).predict(tiny.points(2)[0])
+    tiny.fit(dropping.replace(num_steps=25), resume=path)
+    assert changed in tiny.read(path)["resumed"][0]["changed"]
+
+
 def test_a_record_is_used_without_its_data(run, tmp_path, monkeypatch):
     def load(config: Any) -> Any:
         raise FileNotFoundError("the data")

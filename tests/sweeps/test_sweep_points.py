@@ -157,7 +157,7 @@ def test_points_are_those_of_the_flags_or_of_the_script_overridden():
     assert isinstance(run, jn.Run) and run.summary.step == 20
 
 
-def test_interrupted_sweep_exits_75_and_resume_needs_no_flags(tmp_path, monkeypatch, capsys):
+def test_interrupted_sweep_exits_75_and_resume_needs_no_points(tmp_path, monkeypatch, capsys):
     signals = [signal.SIGINT]
     writer = SimpleNamespace(write=lambda lines: signals and signal.raise_signal(signals.pop()))
     monkeypatch.setitem(sys.modules, "ending", SimpleNamespace(writer=writer))
@@ -165,7 +165,7 @@ def test_interrupted_sweep_exits_75_and_resume_needs_no_flags(tmp_path, monkeypa
     ending = ("--run-dir", tmp_path / "sweep", "--writers", "ending:writer")
     shell.fails(capsys, lambda given: sweep(*given), *words, *ending, status=75)
     # The word is not needed: the directory shows what it holds.
-    assert [member.step for member in sweep("--resume", tmp_path / "sweep").members] == [20] * 4
+    assert [member.step for member in sweep("--resume", tmp_path / "sweep", "--writers").members] == [20] * 4
 
 
 WRONG_FLAGS = {

@@ -262,6 +262,24 @@ def test_finished_shard_is_resumed_by_the_call_that_started_it(half):
     assert jn.open_sweep(half).status == "interrupted"
 
 
+def test_a_shard_started_by_resume_has_the_options_of_its_sweep(half):
+    facts = tiny.read(shard := half / "shards" / "2-of-2", "sweep.json")
+    rules = {"patience": 7, "eval_every": 15, "eval_batches": 1, "monitor": "accuracy"}
+    write_json(shard / "sweep.json", facts | {"options": facts["options"] | rules, "monitor": "test_accuracy"})
+    jn.sweep(EXPERIMENT, resume=half, shard="1/2", progress="none")
+    joined = tiny.read(half / "shards" / "1-of-2", "sweep.json")
+    assert joined["options"].items() >= rules.items() and jn.open_sweep(half).status == "finished"
+    write_json(
+        shard / "sweep.json", facts | {"options": joined["options"] | {"stop": "rule"}, "monitor": "test_accuracy"}
+    )
+    with pytest.raises(jn.RecordError, match=r"not trained by the same rules \(stop: .*open each alone"):
+        jn.open_sweep(half)
+    # The first shard of all has those of its script.
+    words = f"sweep --learning-rate 0.1 0.2 --shard 1/2 --progress none --resume {half / 'first'}".split()
+    jn.main(EXPERIMENT, words, options=jn.RunOptions(patience=9, eval_every=15))
+    assert tiny.read(half / "first" / "shards" / "1-of-2", "sweep.json")["options"]["patience"] == 9
+
+
 def test_shard_of_another_sweep_or_place_is_refused(shared, half, finished):
     new = half.parent / "new"
     refused: dict[str, dict[str, Any]] = {
@@ -272,6 +290,7 @@ def test_shard_of_another_sweep_or_place_is_refused(shared, half, finished):
         "was not divided into shards": {"shard": "1/2", "run_dir": finished.dir},
         "resume each of them with --resume .* --shard I/N": {"resume": shared},
         "not empty": {"shard": "1/2", "run_dir": shared},
+        "has eval_every=10, which decides its results": {"shard": "1/2", "run_dir": half, "eval_every": 15},
     }
     for words, options in refused.items():
         with pytest.raises(jn.JaxnnError, match=words):

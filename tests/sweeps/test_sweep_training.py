@@ -66,7 +66,7 @@ def statuses(sweep: jn.Sweep) -> list[str]:
 
 
 def resume(path: Path | None, experiment: jn.Experiment[Any] = LONG, points: Any = None, **options: Any) -> jn.Sweep:
-    return jn.sweep(experiment, points, resume=path, **{"progress": "none", **options})
+    return jn.sweep(experiment, points, resume=path, **{"progress": "none", "writers": (), **options})
 
 
 def test_diverged_members_keep_their_state_and_leave_the_others_alone(tmp_path):
