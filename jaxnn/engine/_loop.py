@@ -190,6 +190,7 @@ def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowR
     speed = {"seconds": result.seconds, "steps_per_second": rate, "examples_per_second": rate * batch_size}
     speed["elapsed"] = trainer.elapsed
     lines: dict[int, dict[str, Any]] = {}
+    bad_steps: dict[int, int] = {}  # -1: none
     for place, row in block.members():
         line: dict[str, Any] = {"step": result.step}
         line |= {name: float(values[place]) for name, values in result.metrics.items()}
@@ -203,10 +204,13 @@ def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowR
             block.bring_back()
             with trainer.clock.span("probes"):
                 lines[row] |= trainer.probe(result.step)
+        bad_steps[row] = bad_step
+    trainer.rates.append(rate)
+    # Recorded before a stopping rule of the user's may raise an error.
+    trainer.report(lines)
+    for row, bad_step in bad_steps.items():
         if bad_step >= 0:
             trainer.logs[row].error = f"the loss is no longer finite at step {bad_step} of {trainer.plan.num_steps}"
             _check_batch(trainer, bad_step)
         trainer.settle(row, result.step, diverged=bad_step >= 0)
-    trainer.rates.append(rate)
-    trainer.report(lines)
     return WindowReport(result.step, result.num_steps, lines, result.seconds, bool(means), False)

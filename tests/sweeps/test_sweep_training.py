@@ -367,18 +367,19 @@ def test_points_that_cannot_be_built_fail_and_the_others_run(tmp_path):
 
 
 def test_group_that_fails_while_it_trains_leaves_the_others(tmp_path):
-    class Refusing:
-        """Raises an error for the members of the first group, in their second report."""
+    raised: list[ValueError] = []
 
-        def write(self, lines: Any) -> None:
-            if lines[0]["member"] == 0 and lines[0]["step"] == 10:
-                raise ValueError("cannot reshape")
+    def stop(lines: Any) -> bool:  # is first called for the first group
+        if not raised:
+            raised.append(ValueError("cannot reshape"))
+            raise raised[0]
+        return False
 
-    sweep = jn.sweep(LONG, EIGHT, run_dir=tmp_path / "sweep", **{**HOW, "writers": (Refusing(),)})
+    sweep = jn.sweep(LONG, EIGHT, run_dir=tmp_path / "sweep", **HOW, stop=stop)
     assert statuses(sweep) == ["failed", "finished"] * 4 and sweep.members[2].error == "ValueError: cannot reshape"
     assert statuses(jn.open_sweep(tmp_path / "sweep")) == statuses(sweep)
     # A sweep that is resumed tries them again.
-    assert statuses(resume(tmp_path / "sweep")) == ["finished"] * 8
+    assert statuses(resume(tmp_path / "sweep", stop=stop)) == ["finished"] * 8
 
 
 def test_seconds_are_the_elapsed_time_and_parts_add_up(capsys):
