@@ -172,11 +172,10 @@ def test_own_strategies_are_chosen_recorded_and_resumed_and_train_as_on_one_devi
     assert kernel.sharding.is_fully_replicated and moment.sharding.spec == P("data", None)
     assert moment.sharding.num_devices == 2
     assert tiny.read(tmp_path)["layout"] == {"strategy": "zero1", "mesh": {"data": 2}}
-    with pytest.raises(jn.ConfigError, match="strategy is 'chooser', which is unknown.*or pass the Strategy itself"):
+    with pytest.raises(jn.ConfigError, match="'chooser', and a record's code is not imported: give strategy again"):
         tiny.fit(wide(), resume=tmp_path)
     tiny.fit(wide(num_steps=15), resume=tmp_path, strategy=f"{__name__}:by_hand", devices=4)
-    # A path is recorded, and found again.
-    run = tiny.fit(wide(), resume=tmp_path)
+    run = tiny.fit(wide(), resume=tmp_path, strategy=by_hand)
     assert run.summary.metrics == expected()
     assert run._trainer.programs.layout.strategy.name == "by_hand" and run._trainer.programs.layout.num_devices == 4
     assert [resumed["changed"] for resumed in tiny.read(tmp_path)["resumed"]] == [
