@@ -49,13 +49,13 @@ test-slow: $(INSTALLED)  ## run the other tests: with processes, full disks, not
 test-portable: $(INSTALLED)  ## run the tests of what native kernels compute, without them
 	@JAXNN_NATIVE=off $(BIN)/python -m pytest -n 2 --slow $(addprefix tests/,nn/test_attention.py nn/test_convolution.py nn/test_dense.py \
 	  nn/test_dropout.py nn/test_normalization.py nn/test_recurrent.py nn/test_transformations.py optim/test_adam.py \
-	  trees/test_boosting.py engine/test_conformance.py run/test_resume.py)
+	  trees/test_boosting.py engine/test_conformance.py run/test_resume.py) -k "not checks_of_scikit_learn"
 
 test-gpu: $(INSTALLED)  ## run the fast tests on this machine's GPU, without those of several devices or of a CPU
 	@$(BIN)/python -m pytest --device gpu -n 8 tests
 
 test-gpu-compile: $(GPU)/.installed  ## compile for NVIDIA GPUs, of which none is needed, and check the programs
-	@JAX_PLATFORMS=cpu $(GPU)/bin/python -m pytest -n 2 --dist load tests/gpu_compile
+	@JAX_PLATFORMS=cpu JAXNN_NATIVE=off $(GPU)/bin/python -m pytest -n 2 --dist load tests/gpu_compile
 
 mutate: $(INSTALLED)  ## change the library in 60 places and count the changes that tests find, in hours
 	@$(BIN)/python experiments/mutation/mutate.py --count 60 $(ARGS)
