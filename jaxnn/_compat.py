@@ -30,6 +30,14 @@ def target_device() -> Any:
     return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
 
 
+def compute_capability() -> float:
+    """The compute capability of this device if it is an NVIDIA GPU; otherwise 0."""
+    try:
+        return float(target_device().compute_capability)
+    except (AttributeError, ValueError):  # AMD's are named gfx942, for example
+        return 0.0
+
+
 def coordination_client() -> Any:
     """The client of JAX's coordination service, with a key-value store and barriers; None before it has started."""
     return _private("distributed", "global_state.client")

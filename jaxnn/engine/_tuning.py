@@ -285,13 +285,13 @@ def plan_vmap_size(
     member_steps = num_members * plan.num_steps
     if on_cpu or thorough:
         started = time.perf_counter()
-        trials = [attempt(sizes[0])]
+        trials, refused = [attempt(sizes[0])], None
         if thorough or member_steps / trials[0].per_second > WORTH_TRYING * (time.perf_counter() - started):
             shorter = widen(sizes, trials, attempt, 2.0 * block * programs.member_bytes, free)
-            note = "; ".join(filter(None, [note, shorter and f"vmap size {shorter}"])) or None
+            refused = shorter and f"vmap size {shorter}"
     else:
-        trials, larger = narrow(sizes, with_launches, member_steps)
-        note = "; ".join(filter(None, [note, larger])) or None
+        trials, refused = narrow(sizes, with_launches, member_steps)
+    note = "; ".join(filter(None, [note, refused])) or None
     best = min(trials, key=lambda trial: -(-block // trial.size) * trial.seconds)
     if given_steps is None and on_cpu:
         call_seconds = steps * best.seconds * -(-block // best.size)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxnn._compat import target_device
+from jaxnn._compat import compute_capability, target_device
 from jaxnn.types import ConfigError, suggest
 
 type Context = contextlib.AbstractContextManager[Any]
@@ -50,14 +50,6 @@ _HOLDS_BELOW = 2
 def platform() -> str:
     """The platform of the device that programs are compiled for here: ``cpu``, ``gpu`` or ``tpu``."""
     return str(target_device().platform)
-
-
-def compute_capability() -> float:
-    """The compute capability of this device if it is an NVIDIA GPU; otherwise 0."""
-    try:
-        return float(target_device().compute_capability)
-    except (AttributeError, ValueError):  # AMD's are named gfx942, for example
-        return 0.0
 
 
 def padded_classes(count: int) -> int:

@@ -2,6 +2,7 @@
 
 from jaxnn.observe._clock import Clock, Throughput, steady_throughput
 from jaxnn.observe._compiler_options import given_up, known_faults
+from jaxnn.observe._equations import equations
 from jaxnn.observe._half_sums import half_sums
 from jaxnn.observe._hlo import Work, work_of
 from jaxnn.observe._machine import (
@@ -33,7 +34,6 @@ from jaxnn.observe._programs import (
     Compilation,
     Lowered,
     compile_totals,
-    equations,
     implementations,
     lower_ahead,
     operations,

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
-from jaxnn._compat import target_device
+from jaxnn._compat import compute_capability, target_device
+from jaxnn.observe._equations import equations
 from jaxnn.types import ConfigError
 
 SWITCH = "JAXNN_COMPILER_OPTIONS"  # the environment variable: auto, or off for none of those for speed
@@ -52,30 +53,19 @@ def compiler_options(jaxpr: Any, *, platform: str | None, once: bool, determinis
 
 def _platform() -> str:
     """The platform of the device that JAX computes on here: ``cpu``, ``cuda``, ``rocm`` or ``tpu``."""
-    device = target_device()
-    if device.platform != "gpu":
-        return str(device.platform)
-    return "cuda" if _capability(device) else "rocm"
-
-
-def _capability(device: Any) -> float:
-    """The compute capability of a GPU of NVIDIA's, otherwise 0; AMD's are named gfx942, for example."""
-    named = str(getattr(device, "compute_capability", ""))
-    return float(named) if named.replace(".", "").isdigit() else 0.0
+    platform = str(target_device().platform)
+    return platform if platform != "gpu" else "cuda" if compute_capability() else "rocm"
 
 
 def computes_in_tf32() -> bool:
     """Whether the device that JAX computes on here rounds the operands of float32 products by default."""
-    return _capability(target_device()) >= 8.0
+    return compute_capability() >= 8.0
 
 
 def has_convolution(jaxpr: Any) -> bool:
     """Whether a convolution is in ``jaxpr``."""
-    return any(
-        equation.primitive.name in ("conv_general_dilated", "channels_last_convolution")
-        or any(map(has_convolution, core.jaxprs_in_params(equation.params)))
-        for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns
-    )
+    names = "conv_general_dilated", "channels_last_convolution"
+    return any(equation.primitive.name in names for equation, _ in equations(jaxpr))
 
 
 def _give_up(error: Exception) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
-from jaxnn.observe._programs import equations
+from jaxnn.observe._equations import equations
 from jaxnn.types import is_half
 
 MOST_TERMS = 64  # so many equal terms are exact in bfloat16, and others err by about the rounding of the result

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ import numpy as np
 from jax.extend import core
 
 from jaxnn.observe._compiler_options import CompilerOptions, compile_with, compiler_options, computes_in_tf32
+from jaxnn.observe._equations import equations
 
 # Operations of cuDNN, with the products of their gradient as a multiple of those forward.
 _CUDNN = {"rnn_fwd": 1, "rnn": 1, "rnn_bwd": 2}
@@ -199,20 +200,6 @@ def _contents(value: Any) -> Hashable:
 def temporary_bytes(compiled: Any) -> int:
     """Memory that each call allocates and frees, besides its arguments and results; 0 if XLA does not report it."""
     return getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
-
-
-def equations(jaxpr: Any, scopes: str = "") -> Iterator[tuple[Any, str]]:
-    """The equations of ``jaxpr`` and of all jaxprs within it, each once as written, with their named scopes.
-
-    Scopes have the outermost first, ``jvp(Model)/Conv_0``; ``scopes`` are around all of it. Equations made by a
-    transformation have scopes in ``jvp(…)``, ``transpose(…)`` and so on.
-    """
-    for equation in jaxpr.eqns:
-        # Within a jit or a scan, names start again.
-        within = f"{scopes}/{equation.source_info.name_stack}"
-        yield equation, within
-        for inner in core.jaxprs_in_params(equation.params):
-            yield from equations(inner, within)
 
 
 def implementations(function: Callable[..., Any], *args: Any) -> dict[str, list[str]]:

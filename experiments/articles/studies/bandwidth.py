@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from articles.studies.study_devices import cpus_with_gpus
+from articles.studies.study_devices import cases_by_size, cpus_with_gpus
 from articles.studies.study_pictures import DASHES, draw_lines, panels
 from articles.studies.study_rows import GROWING, OVERHEAD, best_rate, measured, rate_finding, without_overhead
 
@@ -74,14 +74,7 @@ def make_call(operation: Operation, size: int, device: jax.Device) -> Callable[[
 
 
 def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
-    settings: Settings = bench.settings
-    for size in settings.sizes:
-        yield [
-            _case(settings, name, size, kind, device)
-            for kind, device in bench.devices.items()
-            for name in OPERATIONS
-            if kind != "cpu" or size <= settings.largest_on_cpu
-        ]
+    return cases_by_size(bench, OPERATIONS, _case)
 
 
 def _case(settings: Settings, name: str, size: int, kind: str, device: jax.Device) -> Case:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from articles.studies.study_devices import cases_by_size
 from articles.studies.study_pictures import draw_dots, draw_lines, panels
 from articles.studies.study_rows import GROWING, fastest, rate_finding, without_overhead
 from jax import lax
@@ -135,14 +136,7 @@ def _error(name: str, size: int, kind: str, device: jax.Device) -> dict[str, Pla
 
 
 def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
-    settings: Settings = bench.settings
-    for size in settings.sizes:
-        yield [
-            _case(settings, name, size, kind, device)
-            for kind, device in bench.devices.items()
-            for name in PRECISIONS
-            if kind != "cpu" or size <= settings.largest_on_cpu
-        ]
+    return cases_by_size(bench, PRECISIONS, _case)
 
 
 def _case(settings: Settings, name: str, size: int, kind: str, device: jax.Device) -> Case:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from articles.studies.study_rows import distinct, measured, without_overhead
 
-from jaxnn.bench import Plain, Rows, format_ratio
+from jaxnn.bench import Bench, Case, Plain, Rows, format_ratio
+
+
+def cases_by_size(bench: Bench, names: Iterable[str], make: Callable[..., Case]) -> Iterator[list[Case]]:
+    """Yields for each size ``make(settings, name, size, kind, device)`` on all devices; on a CPU up to its largest."""
+    settings = bench.settings
+    for size in settings.sizes:
+        yield [
+            make(settings, name, size, kind, device)
+            for kind, device in bench.devices.items()
+            for name in names
+            if kind != "cpu" or size <= settings.largest_on_cpu
+        ]
 
 
 def is_cpu(label: str) -> bool:

@@ -26,7 +26,7 @@ class Day(NamedTuple):
     @property
     def work(self) -> Path:
         """The folder of compiled programs, weights and logs."""
-        return self.out / "work"
+        return self.out / "needed"
 
     @property
     def device(self) -> jax.Device:
