@@ -325,7 +325,7 @@ class Programs:
             return None
         try:
             return jax.local_devices(backend="cpu")[0]
-        except RuntimeError:  # JAX is told to open the accelerator alone
+        except RuntimeError:  # JAX opens the accelerator alone, by its settings
             return None
 
     @property

@@ -45,7 +45,7 @@ FACTOR = 4
 WORTH_TRYING = 10
 # The overhead of shorter calls is noticeable.
 SHORT_CALL = 0.01
-# On an accelerator a call of so many operations takes 4 ms if products fill it (a GPT-2 on an H200), and a tenth of a
+# On an accelerator a call of this many operations takes 4 ms if products fill it (a GPT-2 on an H200), and a tenth of a
 # second if kernels are short (a ResNet-20): long enough to hide the host's work, and soon interrupted.
 ACCELERATOR_OPERATIONS = 1e12
 # If a step alone has more operations, this many hide the host's work.
@@ -188,7 +188,7 @@ def narrow(
 ) -> tuple[list[Trial], str | None]:
     """Tries smaller and smaller ``sizes``, largest first, as long as they may be faster: for an accelerator.
 
-    Its members share the launches of kernels, so that of the sizes that fit the largest is the fastest by what its
+    Its members share the launches of kernels, so the largest of the sizes that fit is the fastest by what its
     program has to do. Caches may say otherwise: the next smaller one is tried if its larger share of launches costs
     little, and the training of ``member_steps`` takes many times as long as the trial, compilation included.
 
@@ -309,7 +309,7 @@ def many_steps(programs: Programs, window: int, members: int = 1) -> int:
 
 
 def _sizes_to_try(operations: float, block: int, *, on_cpu: bool, apart: bool, thorough: bool) -> list[int]:
-    """The vmap sizes that may be the fastest for ``block`` members of so many ``operations`` a step, smallest first."""
+    """The vmap sizes that may be the fastest for ``block`` members of ``operations`` a step each, smallest first."""
     # 1, 4, 16 and so on up to all, each so large that the last chunk is full too, or nearly.
     powers = (min(FACTOR**power, block) for power in range(block.bit_length()))
     sizes = sorted({-(-block // -(-block // size)) for size in powers})

@@ -16,7 +16,7 @@ _NAME = re.compile(r"%([\w.\-]+)")
 # These move no data, or only name it.
 _FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "partition-id", "replica-id"}
 _FREE |= {"opt-barrier", "add-dependency"}
-# A program's text does not show CUDA graphs, since XLA forms them later, of at least so many kernels that follow each
+# A program's text does not show CUDA graphs, since XLA forms them later, of at least this many kernels that follow each
 # other and are of the kinds `RECORDED`.
 MIN_GRAPH = 5
 # Seconds of a kernel in a graph, the least seen on an H200: a step of 33, some of which overlap, took 28 µs.
