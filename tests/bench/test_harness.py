@@ -244,6 +244,7 @@ def test_parts_of_gpu_day_take_eight_minutes_and_peers_what_they_took_on_an_h200
     assert "| mlp | 1024 | " in (tmp_path / "gpu_day.md").read_text()
 
 
+@pytest.mark.slow
 def test_gpu_day_keeps_finished_cases_when_its_time_is_up_and_names_late_ones(tmp_path):
     def case(name, code, expected=None):
         never = Mock(side_effect=AssertionError)

@@ -76,6 +76,7 @@ def test_without_a_cache_each_token_is_computed_from_the_last_ones(model):
         assert windows[:, -1].tolist() == found.tolist()
 
 
+@pytest.mark.slow
 def test_streamed_tokens_are_those_of_generate_and_depend_on_the_key_alone():
     model, params = MODELS["learned"], params_of(MODELS["learned"])
     given = partial(model.generate, params, PROMPTS, lengths=LENGTHS, num_tokens=8)

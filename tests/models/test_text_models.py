@@ -202,12 +202,11 @@ def test_rotary_grouped_queries_rms_norm_and_tied_embeddings_equal_flax_layers()
         table = linen.Embed(11, 8)
         return table.attend(linen.RMSNorm()(Layers(block, name="Block_0")(table(GPT_TOKENS))))
 
-    expected = np.asarray(by_layers.apply({"params": params}))
     bias = np.arange(11, dtype=np.float32)
     untied = params | {"Dense_0": {"kernel": np.asarray(params["Embed_0"]["embedding"]).T, "bias": bias}}
-    compute = jax.jit(lambda *p: [m.apply({"params": p}, GPT_TOKENS) for m, p in zip(models, p, strict=True)])
-    models = model, model.clone(tied=False)
-    found, shifted = jax.device_get(compute(params, untied))
+    models = (by_layers, params), (model, params), (model.clone(tied=False), untied)
+    compute = jax.jit(lambda: [m.apply({"params": p}, *([GPT_TOKENS] * (m is not by_layers))) for m, p in models])
+    expected, found, shifted = jax.device_get(compute())
     near(found, expected, rtol=1e-3)
     near(shifted, expected + bias, rtol=1e-3)
 

@@ -17,6 +17,7 @@ from tests import draws, native
 from tests.draws import assert_near, graded
 
 BATCH, HEADS, DIM = 3, 4, 5
+NO_BIAS = np.zeros((1, 1, 1, 1))
 BLOCK, LONG = 256, 300  # tokens of a block in memory_efficient; two blocks, one of them not full
 near = partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6)
 ours = pytest.mark.parametrize("implementation", ["math", "memory_efficient"])
@@ -36,7 +37,7 @@ def by_hand(
     lengths: Any = None,
     query_lengths: Any = None,
     mask: Any = True,
-    bias: Any = 0.0,
+    bias: Any = NO_BIAS,
     scale: float | None = None,
 ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
     """Softmax attention in float64: the output, and its gradients by query, key, value and bias."""
@@ -49,16 +50,21 @@ def by_hand(
     if query_lengths is not None:
         seen &= np.arange(num_queries)[:, None] < np.asarray(query_lengths)[:, None, None, None]
 
-    def attend(query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array) -> jax.Array:
-        key, value = (jnp.repeat(array, heads // key_heads, axis=2) for array in (key, value))
-        scores = jnp.einsum("bthd,bshd->bhts", query, key) * (dim**-0.5 if scale is None else scale)
-        scores = jnp.where(seen, scores + bias, -1e300)
-        shares = jnp.exp(scores - scores.max(-1, keepdims=True)) * seen
-        return jnp.einsum("bhts,bshd->bthd", shares / jnp.maximum(shares.sum(-1, keepdims=True), 1e-300), value)
-
-    with jax.enable_x64(True):
-        found: Any = jax.device_get(graded(attend)(*(np.asarray(array, np.float64) for array in (*arrays, bias))))
-    return found
+    query, key, value, bias = (np.asarray(array, np.float64) for array in (*arrays, bias))
+    scale, groups = dim**-0.5 if scale is None else scale, heads // key_heads
+    keys, values = (np.repeat(array, groups, axis=2) for array in (key, value))
+    scores = np.where(seen, scale * np.einsum("bthd,bshd->bhts", query, keys) + bias, -1e300)
+    shares = np.exp(scores - scores.max(-1, keepdims=True)) * seen
+    shares /= np.maximum(shares.sum(-1, keepdims=True), 1e-300)
+    output = np.einsum("bhts,bshd->bthd", shares, values)
+    slope = np.float64(draws.weights(np.float32(output)))
+    to_shares = np.einsum("bthd,bshd->bhts", slope, values)
+    to_scores = shares * (to_shares - (shares * to_shares).sum(-1, keepdims=True))
+    to_query = scale * np.einsum("bhts,bshd->bthd", to_scores, keys)
+    of_heads = scale * np.einsum("bhts,bthd->bshd", to_scores, query), np.einsum("bhts,bthd->bshd", shares, slope)
+    to_key, to_value = (each.reshape(batch, num_keys, key_heads, groups, dim).sum(3) for each in of_heads)
+    shared = tuple(axis for axis, size in enumerate(bias.shape) if size == 1)
+    return output, (to_query, to_key, to_value, to_scores.sum(shared, keepdims=True))
 
 
 def assert_exact(found: Any, arrays: Any, rtol: float = 1e-5, atol: float = 2e-6, **how: Any) -> None:

@@ -54,10 +54,13 @@ class Case(NamedTuple):
 
     def exact(self, x: Any, kernel: Any, weights: Any = None) -> list[np.ndarray]:
         """Output, and the gradients of its sum weighed by ``weights`` or as by `draws.graded`: by lax, in float64."""
+
+        def run(x: Any, kernel: Any) -> list[jax.Array]:
+            output, pull = jax.vjp(self.by_lax, x, kernel)
+            return [output, *pull(draws.weights(output) if weights is None else np.float64(weights))]
+
         with jax.enable_x64(True):
-            output, pull = jax.vjp(self.by_lax, np.float64(x), np.float64(kernel))
-            slopes = pull(draws.weights(output) if weights is None else np.float64(weights))
-            return [*map(np.asarray, (output, *slopes))]
+            return [*map(np.asarray, jax.jit(run)(np.float64(x), np.float64(kernel)))]
 
     def function(self, implementation: str | None = None, **options: Any) -> Callable[..., jax.Array]:
         return functools.partial(conv_general_dilated, implementation=implementation, **self.options(), **options)

@@ -57,6 +57,7 @@ def by_flax(pool: Any, x: Any, window: Any, strides: Any = None, padding: Any = 
     return getattr(linen, pool.__name__)(x, window, strides, padding, *count)
 
 
+@pytest.mark.slow
 def test_values_and_gradients_equal_flax():
     calls = [(pool, case) for case in CASES for pool in POOLS]
     calls += [(nn.avg_pool, (*case, False)) for case in CASES if case[3] != "VALID"]

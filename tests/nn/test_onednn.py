@@ -153,18 +153,18 @@ def test_members_and_steps_of_a_scan_equal_separate_runs_which_have_the_same_bit
     first = alone(row.params, row.inputs)
     for _ in range(5):
         jax.tree.map(np.testing.assert_array_equal, alone(row.params, row.inputs), first)
-    mapped, scanned, nothing = together(row.params, row.inputs)
+    mapped, scanned, nothing = jax.device_get(together(row.params, row.inputs))
     jax.tree.map(lambda steps, one: np.testing.assert_array_equal(steps, [one, one]), scanned, first)
     for member in np.ndindex(2, 2):
         pairs = zip(member, (row.params, row.inputs), strict=True)
         arrays = [jax.tree.map(lambda leaf, k=k: np.float32(1 - 2 * k) * np.asarray(leaf), tree) for k, tree in pairs]
         assert_near(jax.tree.map(lambda leaf, member=member: leaf[member], mapped), alone(*arrays))
     if row.native == "native" and row.call is not None:  # whose loops have no parts that depend on the batch
-        of_rows = first[0][1], first[1]
+        of_rows, one_by_one = (first[0][1], first[1]), jax.device_get(row.inputs)
         (_, to_inputs), outputs = jax.tree.map(lambda leaf: leaf[0, 0], mapped)
         jax.tree.map(np.testing.assert_array_equal, (to_inputs, outputs), of_rows)
         for k in range(0, len(jax.tree.leaves(row.inputs)[0]), 3):
-            (_, to_inputs), outputs = alone(row.params, jax.tree.map(lambda leaf, k=k: leaf[k : k + 1], row.inputs))
+            (_, to_inputs), outputs = alone(row.params, jax.tree.map(lambda leaf, k=k: leaf[k : k + 1], one_by_one))
             jax.tree.map(
                 lambda one, all, k=k: np.testing.assert_array_equal(one[0], all[k]), (to_inputs, outputs), of_rows
             )

@@ -110,6 +110,7 @@ def test_attributes_lengths_of_several_axes_and_empty_sequences():
         assert_close(found, expected)
 
 
+@pytest.mark.slow
 def test_bidirectional_equals_flax():
     differ = LSTM(FEATURES), GRU(3, implementation="fused_inputs")
     pairs = [(Bidirectional(*differ, return_carry=True, time_major=True), flax_layer(LSTM), flax_layer(GRU, 3))]

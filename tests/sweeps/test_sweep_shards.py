@@ -262,6 +262,7 @@ def test_finished_shard_is_resumed_by_the_call_that_started_it(half):
     assert jn.open_sweep(half).status == "interrupted"
 
 
+@pytest.mark.slow
 def test_a_shard_started_by_resume_has_the_options_of_its_sweep(half):
     facts = tiny.read(shard := half / "shards" / "2-of-2", "sweep.json")
     rules = {"patience": 7, "eval_every": 15, "eval_batches": 1, "monitor": "accuracy"}

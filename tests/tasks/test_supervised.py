@@ -129,6 +129,7 @@ def test_nnx_equals_its_library(as_instance):
     np.testing.assert_allclose(first.model_state["norm"]["mean"], module.norm.mean[...], rtol=1e-6)
 
 
+@pytest.mark.slow
 @as_instance_or_factory
 def test_equinox_equals_its_library(as_instance):
     eqx = pytest.importorskip("equinox")
