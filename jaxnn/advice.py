@@ -14,7 +14,7 @@ from jaxnn.observe import Table, available_bytes, device_name, missing_gpu
 from jaxnn.parallel import computing_on, find_devices, first_devices
 from jaxnn.search import grid
 from jaxnn.sweeps import SweepOptions, plan_sweep
-from jaxnn.types import Batch, ConfigError, Experiment, Splits, check_int
+from jaxnn.types import Batch, ConfigError, Experiment, Splits
 
 FACTORS = tuple(4.0**power for power in range(-2, 6))  # `advise` tries the config's batch size times these
 # The smallest size with this share of the best throughput is recommended: it gives more updates per example.
@@ -36,14 +36,13 @@ class AdviseOptions:
 
     devices: tuple[str, ...] | None = None
     """Kinds of device to compare, such as cpu gpu; default: all available."""
-    members: int = 64
+    members: int = engine.option(64, least=1)
     """Largest number of sweep members to vmap; 1 measures no sweep."""
-    progress: Literal["auto", "none"] = "auto"
+    progress: Literal["auto", "none"] = engine.option("auto", choices=("auto", "none"))
     """Whether to print progress."""
 
     def __post_init__(self) -> None:
-        check_int("members", self.members)
-        engine.check_choice("progress", self.progress, ("auto", "none"))
+        engine.check_marked(self)
 
 
 class DeviceFigures(NamedTuple):

@@ -21,7 +21,7 @@ from jaxnn.cli import _process
 from jaxnn.engine import RunOptions, with_changes
 from jaxnn.observe import any_text, drop_output, is_of_output
 from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_run
-from jaxnn.run import KEPT_OPTIONS, RESUMABLE, Run, fit, open_run
+from jaxnn.run import RESUMABLE, Run, continued_names, fit, open_run
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment
 
 if TYPE_CHECKING:
@@ -289,8 +289,7 @@ def _script_options(kind: Any, defaults: RunOptions | None, arguments: Sequence[
     if directory is not None:
         left_out.add("run_dir")
     if resumes:
-        left_out |= {*KEPT_OPTIONS, "steps_per_call", "devices", "strategy", "mesh", "stop"}
-        left_out |= {"writers", "probes"}
+        left_out |= continued_names(kind) - {"shard"}
     return kind(**{name: value for name, value in values.items() if name not in left_out}), objects
 
 

@@ -48,19 +48,7 @@ else:  # what a command line can give
 NUM_EVALUATIONS = 10
 REPORTS_PER_EVALUATION = 5
 EVALUATION_SHARE = 0.2  # of the time of training, for evaluations by default, by the number of examples
-# Options that are counts, and their minimum.
-LEAST = dict.fromkeys(("steps_per_call", "report_every", "eval_batch_size", "eval_batches", "keep_last", "patience"), 1)
-LEAST |= dict.fromkeys(("eval_every", "checkpoint_every", "keep_best"), 0)
 MOST_OF_A_NAME = 100  # characters
-# Options with a fixed set of values.
-CHOICES = {
-    "monitor_mode": ("auto", "min", "max"),
-    "device": (None, "cpu", "gpu", "tpu"),
-    "progress": ("auto", "bar", "plain", "none"),
-    "record": (True, False),
-    "deterministic": (True, False),
-    "resident": (None, True, False),
-}
 # Accepted values of a field of a simple type; NumPy's numbers are among them.
 SIMPLE: dict[Any, type | tuple[type, ...]] = {
     int: numbers.Integral,
@@ -69,6 +57,42 @@ SIMPLE: dict[Any, type | tuple[type, ...]] = {
     tuple: (tuple, list),
     types.NoneType: types.NoneType,
 }
+
+
+def option(
+    default: Any = None,
+    *,
+    least: int | None = None,
+    choices: tuple[Any, ...] = (),
+    kept: bool = False,
+    decides: bool = False,
+) -> Any:
+    """A field of options with this ``default``.
+
+    Args:
+        default: its value if none is given.
+        least: it is a whole number, and at least this; or its default.
+        choices: the values that it may have.
+        kept: a resumed run or sweep has the one of its record, unless it is given.
+        decides: members that differ in it cannot be compared, so it is the same in all parts of a sweep.
+    """
+    marks = {"least": least, "choices": choices, "kept": kept, "decides": decides}
+    return dataclasses.field(default=default, metadata=marks)
+
+
+def marked(options: Any, mark: Literal["kept", "decides"]) -> tuple[str, ...]:
+    """The names of the fields of ``options``, or of a class of them, that have a mark of `option`."""
+    return tuple(field.name for field in dataclasses.fields(options) if field.metadata.get(mark))
+
+
+def check_marked(options: Any) -> None:
+    """Raises ConfigError for a field that is not as its `option` says."""
+    for field in dataclasses.fields(options):
+        value, least, choices = getattr(options, field.name), *map(field.metadata.get, ("least", "choices"))
+        if least is not None and (value is not None or field.default is not None):
+            check_int(field.name, value, least)
+        if choices and value not in choices:
+            raise ConfigError(f"{field.name} is {value!r}, and must be one of {', '.join(map(str, choices))}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,37 +107,39 @@ class RunOptions:
     """Directory of the record; default runs/NAME/TIME-ID."""
     resume: Path | None = None
     """Continue what is recorded in this directory, bit for bit, with its config and options."""
-    record: bool = True
+    record: bool = option(True, choices=(True, False))
     """Write a record: facts, metrics.jsonl, checkpoints."""
-    name: str | None = None
+    name: str | None = option(kept=True)
     """Name of the run or sweep: NAME of its directory, and in comparisons; default: that of the script or the data."""
-    steps_per_call: int | None = None
+    steps_per_call: int | None = option(least=1, kept=True)
     """Training steps compiled into one call; default: chosen by the time or the operations of a step."""
-    report_every: int | None = None
+    report_every: int | None = option(least=1, kept=True, decides=True)
     """Steps between reports; default: about fifty reports in all."""
-    eval_every: int | None = None
+    eval_every: int | None = option(least=0, kept=True, decides=True)
     """Steps between evaluations; default: ten in all, fewer if they took a fifth of the time. 0: only at the end."""
-    eval_batch_size: int | None = None
+    eval_batch_size: int | None = option(least=1, kept=True, decides=True)
     """Examples per evaluation batch; default: twice the training batch size, or all of a smaller split."""
-    eval_batches: int | None = None
+    eval_batches: int | None = option(least=1, kept=True, decides=True)
     """Batches of each split that are evaluated during training, of evenly spaced examples; default: all."""
-    checkpoint_every: int | None = None
+    checkpoint_every: int | None = option(least=0, kept=True)
     """Steps between checkpoints; default: at evaluations a minute apart, and at the end. 0: none at all."""
-    keep_last: int = 2
+    keep_last: int = option(2, least=1, kept=True)
     """Number of newest checkpoints to keep."""
-    keep_best: int = 1
+    keep_best: int = option(1, least=0, kept=True)
     """Number of best checkpoints (by `monitor`) to keep in addition; a sweep keeps none."""
-    monitor: str = "loss"
+    monitor: str = option("loss", kept=True, decides=True)
     """Evaluation metric that decides which checkpoint or member is best and when to stop early."""
-    monitor_mode: Literal["auto", "min", "max"] = "auto"
+    monitor_mode: Literal["auto", "min", "max"] = option(
+        "auto", choices=("auto", "min", "max"), kept=True, decides=True
+    )
     """Whether less or more of it is better; auto: as the task states it in `directions`, or as its name is known."""
-    patience: int | None = None
+    patience: int | None = option(least=1, kept=True, decides=True)
     """Stop early after this many evaluations without improvement; default: never."""
-    deterministic: bool = False
+    deterministic: bool = option(False, choices=(True, False), kept=True, decides=True)
     """On a GPU, compile without operations whose bits may differ from process to process, which may be slower."""
-    resident: bool | None = None
+    resident: bool | None = option(choices=(None, True, False))
     """Keep the training set on the device; default: if it fits."""
-    device: Literal["cpu", "gpu", "tpu"] | None = None
+    device: Literal["cpu", "gpu", "tpu"] | None = option(choices=(None, "cpu", "gpu", "tpu"))
     """Kind of device to compute on; default: JAX's, a GPU if there is one."""
     devices: int | Literal["all"] | None = None
     """Number of devices, or all; default: a run takes one, or all if a strategy or mesh is given; a sweep takes all."""
@@ -121,13 +147,13 @@ class RunOptions:
     """auto, data (batches are sharded), fsdp (the state too), pmap (data in its classic form), or MODULE:NAME."""
     mesh: str | None = None
     """Devices along named axes, such as data=2,model=2 for a model that shards its parameters over model."""
-    progress: Literal["auto", "bar", "plain", "none"] = "auto"
+    progress: Literal["auto", "bar", "plain", "none"] = option("auto", choices=("auto", "bar", "plain", "none"))
     """How to show progress; auto: a bar on a terminal or in a notebook, plain lines elsewhere."""
     stall_after: float = 300.0
     """Warn if no step completes for this many seconds; 0 disables."""
     writers: WritersOption = ()
     """Further metric writers, which get every line of metrics.jsonl: tensorboard, wandb, mlflow, or MODULE:NAME."""
-    stop: StopOption = None
+    stop: StopOption = option(decides=True)
     """Custom stopping rule, or its name as MODULE:NAME; called after each evaluation, in addition to `patience`."""
     probes: ProbesOption = ()
     """Functions of the run, or MODULE:NAME, called at evaluations; their numbers, pictures and texts are recorded."""
@@ -146,12 +172,7 @@ class RunOptions:
             if not is_name or not 0 < len(self.name) <= MOST_OF_A_NAME or not self.name.strip(". "):
                 wanted = f"a text of 1 to {MOST_OF_A_NAME} characters, without slashes"
                 raise ConfigError(f"name is {self.name!r:.60}, and must be {wanted}: it names a folder.")
-        for name, least in LEAST.items():
-            value, default = getattr(self, name), getattr(RunOptions, name)
-            if value is not None or default is not None:
-                check_int(name, value, least)
-        for name, choices in CHOICES.items():
-            check_choice(name, getattr(self, name), choices)
+        check_marked(self)
         seconds = self.stall_after
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
             raise ConfigError(f"stall_after is {seconds!r}, and must be a number of seconds, 0 or more.")
@@ -176,12 +197,6 @@ class RunOptions:
         """Returns the options that differ from their defaults, or were given by name as in ``fit(…, keep_last=2)``."""
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
         return {n: value for n, (value, default) in values.items() if value != default or n in self._given}
-
-
-def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """Raises ConfigError unless ``value`` is one of ``choices``."""
-    if value not in choices:
-        raise ConfigError(f"{name} is {value!r}, and must be one of {', '.join(map(str, choices))}.")
 
 
 def with_changes[Options](options: Options, changes: Mapping[str, Any], config: Any = None) -> Options:
@@ -301,6 +316,13 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
 
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     return {name: plain(value) for name, value in values.items() if name not in ("run_dir", "resume")}
+
+
+def deciding_options(kind: type, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the ``recorded`` options of a ``kind``, those that decide results."""
+    found = {name: recorded.get(name) for name in marked(kind, "decides")}
+    # A function is given as an object, or as MODULE:NAME.
+    return found | {"stop": str(recorded.get("stop")).rpartition(":")[2]}
 
 
 def stopping_rule(stop: StopOption) -> StoppingRule | None:

@@ -28,7 +28,7 @@ from jaxnn.observe import (
 )
 from jaxnn.run._display import Display
 from jaxnn.run._report import NAME_WIDTH, Summary, device_rows
-from jaxnn.run._resume import continued_options, restored_facts
+from jaxnn.run._resume import check_same_config, continued_options, restored_facts
 from jaxnn.types import Experiment, RecordError, TrainingError
 
 PROBES = "probes"  # the folder of a record that has their pictures and texts
@@ -72,7 +72,11 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             parallel.broadcast_from_primary(lambda: records.read_run(resume))  # before a lock file is written
             record = stack.enter_context(records.open_record(resume, writes=parallel.is_primary()))
             before = parallel.broadcast_from_primary(lambda: records.read_run(resume))
-            options = continued_options(experiment, options, before)
+            # A run can be continued for more steps; with anything else changed it would be another experiment.
+            check_same_config(before["config"], experiment.config, "run", resume, but="num_steps")
+            trains = before["status"] != "finished" or before["config"]["num_steps"] != experiment.config.num_steps
+            fixed = ("deterministic",)
+            options = continued_options(options, before["options"], resume, "run", trains=trains, fixed=fixed)
         writers = stack.enter_context(engine.closing_writers(options))
         if (run_dir := options.run_dir) is not None:
             parallel.broadcast_from_primary(lambda: records.check_vacant(run_dir))

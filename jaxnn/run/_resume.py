@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxnn.engine import RunOptions, Trainer
+from jaxnn.engine import RunOptions, Trainer, deciding_options, marked, recorded_options
 from jaxnn.parallel import STRATEGIES, choose_devices, find_devices, find_strategy, format_mesh, parse_mesh
 from jaxnn.record import (
     FOLDER,
@@ -19,14 +19,9 @@ from jaxnn.record import (
     config_json,
     jsonable,
 )
-from jaxnn.types import ConfigError, Experiment, RecordError
+from jaxnn.types import ConfigError, RecordError
 
-# Options that shape what a run leaves behind: a resumed run takes them from the record unless they are given.
-KEPT_OPTIONS = (
-    *("report_every", "eval_every", "eval_batch_size", "eval_batches", "checkpoint_every", "keep_last", "keep_best"),
-    *("monitor", "monitor_mode", "patience", "deterministic"),
-)
-
+LAYOUT = ("devices", "strategy", "mesh")
 # Options that may name code of the user's: how messages call them, and the names of jaxnn's own.
 _NAMED: Mapping[str, tuple[str, Collection[str]]] = {
     "strategy": ("strategy", STRATEGIES),
@@ -36,35 +31,42 @@ _NAMED: Mapping[str, tuple[str, Collection[str]]] = {
 }
 
 
-def continued_options(experiment: Experiment[Any], options: RunOptions, before: dict[str, Any]) -> RunOptions:
-    """Returns the options to resume with: those given now, and the record's for others.
+def continued_names(kind: type[RunOptions]) -> set[str]:
+    """Returns the names of options that a resumed run or sweep has from its record, unless they are given."""
+    return {*marked(kind, "kept"), *LAYOUT, *_NAMED}
 
-    ConfigError if the experiment is not the one of the record, its devices are not available, or code must be given.
+
+def continued_options[Options: RunOptions](
+    options: Options, recorded: Mapping[str, Any], where: Path, kind: str, *, trains: bool, fixed: Collection[str]
+) -> Options:
+    """Returns the options to continue the run or sweep, its ``kind``, in ``where``: those given, else the ``recorded``.
+
+    Unless it ``trains``, it is loaded, on any devices, and writes nothing.
+
+    ConfigError if the options that are ``fixed`` would change, devices are not available, or code must be given;
+    RecordError if one that is recorded is not a value of its option.
     """
     if not options.record:
-        raise ConfigError("a resumed run continues its record: leave record at its default.")
-    path, given = options.resume, options.explicit()
-    assert path is not None
-    # A run can be continued for more steps; with anything else changed it would be another experiment.
-    check_same_config(before["config"], experiment.config, "run", path, but="num_steps")
-    for name in (*KEPT_OPTIONS, "devices", "strategy", "mesh"):
-        if name not in before["options"]:
-            raise RecordError(f"run.json in {path} lacks the option {name!r}: the record is damaged.")
-    kept = {name: before["options"][name] for name in KEPT_OPTIONS} | {"name": before["options"].get("name")}
-    if kept["deterministic"] and not given.get("deterministic", True):
-        raise ConfigError(f"the run in {path} is deterministic, and stays so: leave deterministic at its default.")
-    if before["status"] == "finished" and before["config"]["num_steps"] == experiment.config.num_steps:
-        given = _needless(before["options"]) | given
-    kept |= recorded_setup(before["options"], given, options.device, f"the run in {path}")
-    return with_recorded(options, kept | given, path)
-
-
-def with_recorded[Options: RunOptions](options: Options, kept: Mapping[str, Any], path: Path) -> Options:
-    """Returns ``options`` with those of the record in ``path``; RecordError if one is not a value of its option."""
+        raise ConfigError(f"a resumed {kind} continues its record: leave record at its default.")
+    kept, given = marked(options, "kept"), options.explicit()
+    if lacking := {*kept, *LAYOUT} - recorded.keys():
+        raise RecordError(f"the record of the {kind} in {where} lacks the option {min(lacking)!r}: it is damaged.")
+    parts = [{**one, **deciding_options(type(options), one)} for one in (recorded, recorded_options(options))]
+    for name in fixed:
+        if name in given and parts[0][name] != parts[1][name]:
+            raise ConfigError(
+                f"the {kind} in {where} has {name}={parts[0][name]!r}, which decides its results: leave {name} at its "
+                f"default, or start a new {kind}."
+            )
+    if not trains:
+        own_strategy = recorded["strategy"] not in STRATEGIES
+        loaded = {"writers": (), "probes": (), "stop": None} | ({"strategy": "auto"} if own_strategy else {})
+        given = loaded | given
+    setup = _recorded_setup(recorded, given, options.device, f"the {kind} in {where}", trains=trains)
     try:
-        return dataclasses.replace(options, **kept)
+        return dataclasses.replace(options, **{name: recorded[name] for name in kept} | setup | given)
     except (ConfigError, TypeError) as error:
-        raise RecordError(f"the options in {path} are damaged: {error}") from error
+        raise RecordError(f"the options in {where} are damaged: {error}") from error
 
 
 def restored_facts(
@@ -138,15 +140,16 @@ def _device(facts: dict[str, Any]) -> str:
     return ", ".join(sorted(kinds)) or platform
 
 
-def recorded_setup(
-    recorded: Mapping[str, Any], given: Mapping[str, Any], device: str | None, where: str
+def _recorded_setup(
+    recorded: Mapping[str, Any], given: Mapping[str, Any], device: str | None, where: str, *, trains: bool
 ) -> dict[str, Any]:
     """Returns ``devices``, ``strategy``, ``mesh``, ``stop``, ``writers`` and ``probes`` of a record, or those given.
 
     ``device`` is the kind to continue on, and ``where`` the record, for messages: ``the run in runs/…``. ConfigError if
-    the recorded devices are not available, or the record names code of the user's, which must be given.
+    the record names code of the user's, which must be given, or it ``trains`` and its devices are not available.
     """
     parts: dict[str, Any] = {}
+    found = find_devices(device)
     for option, (what, known) in _NAMED.items():
         if option in given:
             continue
@@ -160,24 +163,19 @@ def recorded_setup(
                 f"{option} again{flag}, or another value."
             )
         parts[option] = tuple(value) if isinstance(value, list) else value
-    found = find_devices(device)
     kept = _without_clashes(recorded, given, len(found))
     if "devices" not in given and "mesh" not in given:
         try:
             choose_devices(found, kept["devices"] if kept["mesh"] is None else _size(kept["mesh"]))
         except ConfigError as error:
+            if not trains:
+                return {name: value for name, value in parts.items() if name != "strategy"}
             used = f"devices={kept['devices']}" if kept["mesh"] is None else f"mesh {kept['mesh']}"
             reason = str(error).rstrip(".")
             raise ConfigError(
                 f"{where} used {used}: give --devices {len(found)} to continue with what is here ({reason})."
             ) from error
     return parts | kept
-
-
-def _needless(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options that replace those of a finished run: it is loaded, not trained, and writes nothing."""
-    own_strategy = recorded["strategy"] not in STRATEGIES
-    return {"writers": (), "probes": (), "stop": None} | ({"strategy": RunOptions.strategy} if own_strategy else {})
 
 
 def check_same_config(recorded: dict[str, Any], config: Any, kind: str, path: Path, but: str | None = None) -> None:

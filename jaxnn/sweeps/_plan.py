@@ -4,14 +4,14 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxnn import engine, parallel
 from jaxnn.observe import Clock, cpu_count, format_bytes, given_up
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps._groups import Group, Loader, PlannedMember, plan_groups, plan_members, traced_values, with_values
-from jaxnn.types import ConfigError, Experiment, check_int
+from jaxnn.types import ConfigError, Experiment
 
 if TYPE_CHECKING:
     type ExecutorOption = str | Callable[..., Any]
@@ -29,27 +29,23 @@ class SweepOptions(engine.RunOptions):
 
     plan_only: bool = False
     """Show how the members would be grouped and how fast each vmap size is; train nothing."""
-    vmap_size: int | None = None
+    vmap_size: int | None = engine.option(least=1, kept=True)
     """Members under one vmap on a device; default: by the operations of a step, or by trials; on a GPU all that fit."""
-    order: Literal["member", "shared"] = "member"
+    order: Literal["member", "shared"] = engine.option("member", choices=("member", "shared"), kept=True, decides=True)
     """member: each sees the data in the order of its seed, as its solo run; shared: all in that of the first."""
-    member_runs: bool = False
+    member_runs: bool = engine.option(False, kept=True)
     """Export each member as a run directory too, with a checkpoint that jn.fit can resume."""
-    shard: str | None = None
+    shard: str | None = engine.option(kept=True)
     """Run only part I of N of the members, written I/N, counted from 1: one per job of an array."""
     executor: ExecutorOption = "local"
     """local: in this process; ray: as shards on a Ray cluster; or a function of experiment, points and options."""
-    num_workers: int | None = None
+    num_workers: int | None = engine.option(least=1)
     """Number of shards that Ray runs at once; default: one per device of the cluster."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("vmap_size", "num_workers"):
-            if getattr(self, name) is not None:
-                check_int(name, getattr(self, name))
-        engine.check_choice("order", self.order, ("member", "shared"))
-        if not callable(self.executor):
-            engine.check_choice("executor", self.executor, ("local", "ray"))
+        if not callable(self.executor) and self.executor not in ("local", "ray"):
+            raise ConfigError(f"executor is {self.executor!r}, and must be local, ray or a function.")
         strategy = parallel.find_strategy(self.strategy)
         if strategy.axis_name is not None:
             raise ConfigError(
@@ -68,15 +64,6 @@ def parse_shard(text: str) -> tuple[int, int]:
     if not (part.isdecimal() and number.isdecimal() and 1 <= int(part) <= int(number)):
         raise ConfigError(f"shard is {text!r}, and must be I/N with I from 1 to N, as in 2/8: the second of eight.")
     return int(part), int(number)
-
-
-def decisive(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Of ``recorded`` options those that decide results: members that differ in one of them cannot be compared."""
-    names = ("order", "monitor", "monitor_mode", "deterministic", "patience")
-    found = {name: recorded.get(name) for name in (*names, "report_every", "eval_every", "eval_batch_size")}
-    # A function is given as an object, or as MODULE:NAME.
-    stop = str(recorded.get("stop")).rpartition(":")[2]
-    return found | {"eval_batches": recorded.get("eval_batches"), "stop": stop}
 
 
 @dataclasses.dataclass

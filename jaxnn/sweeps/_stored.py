@@ -17,7 +17,7 @@ from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.search import Axis
 from jaxnn.sweeps._groups import traced_values, with_values
 from jaxnn.sweeps._members import Member, count_by_status
-from jaxnn.sweeps._plan import SweepOptions, decisive, members_layout
+from jaxnn.sweeps._plan import SweepOptions, members_layout
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.tasks import derived_metrics
 from jaxnn.types import ConfigError, Experiment, PyTree, RecordError, TrainState
@@ -82,7 +82,7 @@ def _check_agreement(folders: Sequence[Path], parts: Sequence[Mapping[str, Any]]
 
     def rules(facts: Mapping[str, Any]) -> dict[str, Any]:
         sweep = {name: facts[name] for name in ("axes", "points", "monitor")}
-        return {**sweep, **facts["config"], **decisive(facts["options"])}
+        return {**sweep, **facts["config"], **engine.deciding_options(SweepOptions, facts["options"])}
 
     first = rules(parts[0])
     for folder, facts in zip(folders[1:], parts[1:], strict=True):

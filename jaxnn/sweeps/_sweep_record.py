@@ -7,19 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn import record
-from jaxnn.engine import MemberLog, Trainer, Trial, VmapPlan, evaluations_since_best, recorded_options
+from jaxnn.engine import MemberLog, Trainer, Trial, VmapPlan, evaluations_since_best, marked, recorded_options
 from jaxnn.observe import describe_devices
-from jaxnn.run import KEPT_OPTIONS as RUN_OPTIONS
-from jaxnn.run import check_same_config, file_name_of, recorded_setup, with_recorded
+from jaxnn.run import check_same_config, continued_options, file_name_of
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _stored
 from jaxnn.sweeps._members import Member, show_point
-from jaxnn.sweeps._plan import SweepOptions, SweepPlan, decisive, parse_shard
+from jaxnn.sweeps._plan import SweepOptions, SweepPlan, parse_shard
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.types import ConfigError, Experiment, RecordError
-
-# Options that shape what a sweep leaves behind: a resumed one takes them from the record unless they are given.
-KEPT_OPTIONS = (*RUN_OPTIONS, "order", "shard", "member_runs", "vmap_size", "steps_per_call")
 
 
 @dataclasses.dataclass
@@ -181,8 +177,6 @@ def read_before(path: Path) -> dict[str, Any]:
     swept = {axis["name"] for axis in facts["axes"]}
     if any(set(point) - swept for point in facts["points"]):
         raise RecordError(f"{path / record.SWEEP_FILE} has points that do not fit its axes: the record is damaged.")
-    if lacking := {*KEPT_OPTIONS, "devices", "strategy", "mesh"} - facts["options"].keys():
-        raise RecordError(f"{path / record.SWEEP_FILE} lacks the option {min(lacking)!r}: the record is damaged.")
     return facts
 
 
@@ -196,45 +190,24 @@ def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment
     return experiment, points if design is None else Halving(points, **design)
 
 
-def joined_options(options: SweepOptions) -> SweepOptions:
-    """The ``options`` of a new shard, with those that another shard of its sweep recorded; as given if it is the first.
+def options_of_record(options: SweepOptions, before: Mapping[str, Any] | None) -> SweepOptions:
+    """The ``options`` as given, and those of the record: of the content ``before`` of a resumed sweep's, or of others.
 
-    ConfigError as `continued_options`.
+    A new shard has those of another shard of its sweep, if one was started. ConfigError if one given decides results.
     """
-    if options.shard is None or options.run_dir is None:
-        return options
-    path = options.run_dir.parent.parent
-    for folder in record.shard_folders(path)[:1]:
-        recorded = {**read_before(folder)["options"], "shard": options.shard}
-        return with_recorded(options, _kept(options, recorded, path, trains=True), folder)
+    fixed = {"shard", *marked(SweepOptions, "decides")}
+    if before is not None:
+        assert options.resume is not None
+        # Members that failed are tried again.
+        failed = ((before.get("summary") or {}).get("members") or {}).get("failed")
+        trains = before["status"] != "finished" or bool(failed)
+        return continued_options(options, before["options"], options.resume, "sweep", trains=trains, fixed=fixed)
+    if options.shard is not None and options.run_dir is not None:
+        path = options.run_dir.parent.parent
+        for folder in record.shard_folders(path)[:1]:
+            recorded = {**read_before(folder)["options"], "shard": options.shard}
+            return continued_options(options, recorded, path, "sweep", trains=True, fixed=fixed)
     return options
-
-
-def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> SweepOptions:
-    """The options to resume with: the record's, if the caller leaves them at their defaults."""
-    if not options.record:
-        raise ConfigError("a resumed sweep continues its record: leave record at its default.")
-    assert options.resume is not None
-    # A sweep that is over is loaded, on any devices; but members that failed are tried again.
-    failed = ((before.get("summary") or {}).get("members") or {}).get("failed")
-    trains = before["status"] != "finished" or bool(failed)
-    kept = _kept(options, before["options"], options.resume, trains=trains)
-    return with_recorded(options, kept, options.resume)
-
-
-def _kept(options: SweepOptions, recorded: Mapping[str, Any], where: Path, *, trains: bool) -> dict[str, Any]:
-    """The options of the sweep in ``where``, as ``recorded`` or given; ConfigError if one given decides its results."""
-    explicit, now = options.explicit(), {"shard": options.shard, **decisive(recorded_options(options))}
-    for name, value in {"shard": recorded["shard"], **decisive(recorded)}.items():
-        if name in explicit and value != now[name]:
-            raise ConfigError(
-                f"the sweep in {where} has {name}={value!r}, which decides its results: leave {name} at "
-                "its default, or start a new sweep."
-            )
-    kept = {name: recorded[name] for name in KEPT_OPTIONS} | {"name": recorded.get("name")}
-    if trains:
-        kept |= recorded_setup(recorded, explicit, options.device, f"the sweep in {where}")
-    return kept | explicit
 
 
 def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:

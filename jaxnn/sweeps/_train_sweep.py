@@ -78,10 +78,9 @@ def sweep_here(
         before = None
         if options.resume is not None:
             before = _sweep_record.read_before(options.resume)
-            options = _sweep_record.continued_options(options, before)
         elif options.run_dir is not None:
             check_vacant(options.run_dir)
-            options = _sweep_record.joined_options(options)
+        options = _sweep_record.options_of_record(options, before)
         writers = around.enter_context(closing_writers(options))
         checked_points(experiment, points, options)
         if options.record and options.checkpoint_every != 0 and not options.plan_only:

@@ -13,9 +13,9 @@ import optax
 import pytest
 
 import jaxnn as jn
-from jaxnn.engine import programs_of
+from jaxnn.engine import programs_of, recorded_options, with_changes
 from jaxnn.record import changed_parts, config_json, jsonable, write_json
-from jaxnn.run import check_same_config, recorded_setup
+from jaxnn.run import check_same_config, continued_options
 from tests import tiny
 from tests.engine.test_extensions import Table
 from tests.record.files import contents, flip, untimed
@@ -122,7 +122,7 @@ def test_options_come_from_the_record_unless_given(tmp_path, capsys):
     assert options() == RECORDED
     printed = capsys.readouterr().out
     assert "after step 5; num_steps 5 → 10\n" in printed and "it changes nothing on a CPU" in printed
-    with pytest.raises(jn.ConfigError, match="is deterministic, and stays so"):
+    with pytest.raises(jn.ConfigError, match="deterministic=True, which decides"):
         tiny.fit(tiny.experiment(num_steps=15), resume=path, deterministic=False)
     assert [line["step"] for line in written.rows] == [5, 10] and written.closed == 2
     # A command line takes the number of steps from the record, unless a flag gives another.
@@ -197,9 +197,10 @@ GRID = "data=2,model=2"
 
 def resumed_layout(recorded: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """The layout options, without defaults, of a run with ``recorded`` options that is resumed with ``given``."""
-    defaults = {"devices": None, "mesh": None, "strategy": "auto"}
-    found = recorded_setup(defaults | recorded, given, None, "the run in there") | given
-    return {name: found[name] for name in defaults if found[name] not in (None, "auto")}
+    recorded = recorded_options(jn.RunOptions()) | recorded
+    options = with_changes(jn.RunOptions(), given)
+    found = continued_options(options, recorded, Path("there"), "run", trains=True, fixed=())
+    return {name: value for name, value in found.explicit().items() if value not in (None, "auto")}
 
 
 @pytest.mark.parametrize(
