@@ -24,7 +24,7 @@ def member(index: int, point: Mapping[str, Any], loss: float | None = None, **ch
     metrics = {} if loss is None else {"train_loss": loss / 2, "test_loss": loss, "test_accuracy": 1 - loss / 10}
     line = {
         **{"member": index, "point": dict(point), "config": nested(BASE, point), "status": "finished", "step": 20},
-        **{"final": metrics, "best": {"step": 10, **metrics} if metrics else {}, "error": None, "dir": None},
+        **{"final": metrics, "best": {"step": 10, **metrics} if metrics else {}, "error": None},
     }
     return line | changes
 

@@ -23,7 +23,7 @@ from jaxnn.observe import (
     say_error,
     text_table,
 )
-from jaxnn.record import draw_curves, final_metrics, find_records, is_sweep, read_metrics, read_run
+from jaxnn.record import draw_curves, final_metrics, find_records, is_sweep, read_member, read_metrics, read_run
 from jaxnn.run import format_split, open_run
 from jaxnn.types import ConfigError, Experiment, JaxnnError, RecordError, named_object
 
@@ -108,13 +108,14 @@ def _listed(path: Path) -> tuple[str, str, str, str]:
     return status, step, f"{rate:,.0f}" if rate else "", shown
 
 
-def show(run: tyro.conf.Positional[Path], /) -> None:
+def show(run: tyro.conf.Positional[Path], /, *, member: int | None = None) -> None:
     """Shows a run's config, options, time and result, or a sweep's results: jaxnn show runs/digits_mlp/….
 
     Args:
         run: the directory of a run or a sweep.
+        member: the number of a member of the sweep, which is shown as a run.
     """
-    if is_sweep(run):
+    if member is None and is_sweep(run):
         sweep = sweeps.open_sweep(run)
         groups = sweep.group()
         # Without repeats a group is a member: show the best of them.
@@ -122,31 +123,32 @@ def show(run: tyro.conf.Positional[Path], /) -> None:
         fixed = "config", _brief([{**one.fields, **dict.fromkeys(one.point)} for one in sweep.members[:1]])
         print(printable(f"{text_table([*sweep.rows(), fixed])}\n\n{sweep.table() if alone else groups}"))
         return
-    facts = read_run(run)
+    facts, lines = (read_run(run), read_metrics(run)) if member is None else read_member(run, member)[:2]
     sections = ("name", "status", "started", "config", "options", "data", "fingerprint", "git")
     shown = {name: facts.get(name) for name in (*sections, "precision", "steps_per_call", "command", "resumed")}
     shown["devices"] = [device["kind"] for device in facts["devices"]["devices"]]
     shown["versions"] = facts["devices"]["versions"]
     seconds = (facts.get("summary") or {}).get("seconds")
     shown["time"] = f"{sum(seconds.values()):.2f} s ({format_split(seconds)})" if seconds else None
-    shown["final"] = _metrics(final_metrics(read_metrics(run)))
+    shown["final"] = _metrics(final_metrics(lines))
     for name, value in shown.items():
         if value is not None:
             print(f"{name:<15} {_brief(value)}")
 
 
-def plot(run: tyro.conf.Positional[Path], /, *, out: Path | None = None) -> None:
+def plot(run: tyro.conf.Positional[Path], /, *, member: int | None = None, out: Path | None = None) -> None:
     """Draws the curves of a run, or the results of a sweep, as PNG: jaxnn plot runs/digits_mlp/….
 
     Args:
         run: the directory of a run or a sweep.
+        member: the number of a member of the sweep, which is drawn as a run.
         out: the picture; default: curves.png or sweep.png in that directory.
     """
-    if is_sweep(run):
+    if member is None and is_sweep(run):
         figure, name = sweeps.open_sweep(run).plot(), "sweep.png"
     else:
-        facts = read_run(run)
-        figure, name = draw_curves(read_metrics(run), facts["name"], facts.get("data") or ""), "curves.png"
+        facts, lines = (read_run(run), read_metrics(run)) if member is None else read_member(run, member)[:2]
+        figure, name = draw_curves(lines, facts["name"], facts.get("data") or ""), "curves.png"
     path = out or run / name
     try:
         figure.savefig(path, dpi=120)
@@ -175,6 +177,7 @@ def export(
     /,
     *,
     script: Path,
+    member: int | None = None,
     batch: int | None = None,
     platforms: tuple[str, ...] = (),
     best: bool = False,
@@ -182,14 +185,15 @@ def export(
     """Writes the model of a run as a file that is used without jaxnn: jaxnn export RUN model.onnx --script x.py.
 
     Args:
-        run: the directory of a run, or of a member of a sweep.
+        run: the directory of a run or a sweep.
         out: the file, *.stablehlo, *.onnx or *.safetensors; default: model.stablehlo in that directory.
         script: the file that defines ``experiment``.
+        member: the number of the member of a sweep.
         batch: number of examples of the inputs; default: any.
         platforms: of a StableHLO program, such as cpu cuda tpu; default: the one here.
         best: the best checkpoint instead of the newest.
     """
-    opened = open_run(run, experiment_of(script))
+    opened = open_run(run, experiment_of(script), member=member)
     state = opened.best_state() if best else None
     where = out or run / "model.stablehlo"
     written = opened.export(

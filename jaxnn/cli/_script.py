@@ -20,7 +20,7 @@ import jax
 from jaxnn.cli import _process
 from jaxnn.engine import RunOptions, with_changes
 from jaxnn.observe import any_text, drop_output, is_of_output
-from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_run
+from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_member, read_run
 from jaxnn.run import RESUMABLE, Run, continued_names, fit, open_run
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment
 
@@ -97,7 +97,8 @@ def main(
         if arguments and arguments[0] in COMMANDS:
             command, *arguments = arguments
         else:  # the directory of a sweep is resumed as one without the word
-            command = "sweep" if points is not None or (resumed is not None and is_sweep(resumed)) else "run"
+            is_swept = resumed is not None and is_sweep(resumed) and given(arguments, "--member") is None
+            command = "sweep" if points is not None or is_swept else "run"
         if command != "run":
             _process.check_alone(arguments, command)
         _process.enable_compile_cache()
@@ -212,7 +213,10 @@ def parse_run(
         options, objects = _script_options(RunOptions, options, arguments)
     _flag_fields(arguments, config, type(options), _process.ClusterOptions)
     if (directory := given(arguments, "--resume")) is not None:
-        config = config_from_json(read_run(Path(directory))["config"], config)
+        number = given(arguments, "--member") or ""
+        path = Path(directory)
+        facts = read_member(path, int(number)).facts if number.isdecimal() else read_run(path)
+        config = config_from_json(facts["config"], config)
     form = _parse({"config": config, "run": options, "cluster": _process.ClusterOptions()}, arguments, about)
     return form.config, _with_given(form.run, arguments, objects), form.cluster
 

@@ -107,6 +107,8 @@ class RunOptions:
     """Directory of the record; default runs/NAME/TIME-ID."""
     resume: Path | None = None
     """Continue what is recorded in this directory, bit for bit, with its config and options."""
+    member: int | None = option(least=0)
+    """Continue this member of the sweep in `resume` as a run of its own, in a new directory."""
     record: bool = option(True, choices=(True, False))
     """Write a record: facts, metrics.jsonl, checkpoints."""
     name: str | None = option(kept=True)
@@ -188,7 +190,9 @@ class RunOptions:
         named_probes(self.probes)
         if self.mesh is not None:
             parse_mesh(self.mesh)
-        if self.resume is not None and self.run_dir is not None:
+        if self.member is not None and self.resume is None:
+            raise ConfigError(f"member {self.member} is of a sweep: give its directory as resume.")
+        if self.resume is not None and self.run_dir is not None and self.member is None:
             raise ConfigError(
                 "both resume and run_dir are given: a resumed run continues in its directory, leave run_dir out."
             )
@@ -315,7 +319,7 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
         return getattr(value, "name", None) or getattr(value, "__qualname__", None) or type(value).__qualname__
 
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    return {name: plain(value) for name, value in values.items() if name not in ("run_dir", "resume")}
+    return {name: plain(value) for name, value in values.items() if name not in ("run_dir", "resume", "member")}
 
 
 def deciding_options(kind: type, recorded: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,13 +22,18 @@ from jaxnn.record._provenance import (
     with_tuples,
 )
 from jaxnn.record._record_reader import (
+    GROUPS,
     MEMBER,
+    MEMBERS_FILE,
+    RecordedMember,
+    check_trained,
     final_metrics,
     find_records,
     is_sweep,
     metrics_of,
     numbers,
     read_lines,
+    read_member,
     read_metrics,
     read_run,
     read_sweep,

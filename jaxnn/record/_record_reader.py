@@ -6,9 +6,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxnn.parallel import SINGLE_DEVICE
+from jaxnn.record._provenance import text_fingerprint
 from jaxnn.record._run_directory import METRICS_FILE, RUN_FILE, SWEEP_FILE, check_name, is_locked
 from jaxnn.types import RecordError
 
+MEMBERS_FILE = "members.jsonl"  # of a sweep
+GROUPS = "groups"  # the folder of the checkpoints of a sweep, by group
 SHARDS = f"shards/*/{SWEEP_FILE}"  # in the directory of a sweep without a `sweep.json` of its own
 # The keys of a line that are no metrics; those have the name of their split, or of a probe, in front.
 NO_METRICS = ("step", "member", "seconds", "steps_per_second", "examples_per_second", "elapsed")
@@ -82,7 +86,7 @@ SWEEP = {
 }
 MEMBER = {
     **{"member": COUNT, "point": dict, "config": dict, "status": str, "step": COUNT, "final": {"*": METRIC}},
-    **{"best": {"*": METRIC}, "error?": str, "dir?": str},
+    **{"best": {"*": METRIC}, "error?": str},
 }
 LINE = {"step": COUNT, "member?": COUNT, "*": METRIC}
 SHOWN: Mapping[Any, str] = {str: "text", bool: "true or false", dict: "a mapping", list: "a list"}
@@ -125,6 +129,8 @@ def read_run(path: Path) -> dict[str, Any]:
     """Reads ``run.json`` in ``path``, checked by `RUN`; RecordError if there is no record, or it is damaged."""
     check_name(path)
     file = path / RUN_FILE
+    if not file.is_file() and is_sweep(path):
+        raise RecordError(f"{path} holds a sweep, not a run: name one of its members, the first by member=0.")
     if not file.is_file():
         raise RecordError(f"{path} holds no run (no {RUN_FILE} in it): give that of one run; `jaxnn runs` lists them.")
     return _read_facts(file, RUN)
@@ -133,6 +139,65 @@ def read_run(path: Path) -> dict[str, Any]:
 def read_sweep(path: Path) -> dict[str, Any]:
     """Reads ``sweep.json`` in ``path``, checked by `SWEEP`; RecordError if it is damaged."""
     return _read_facts(path / SWEEP_FILE, SWEEP)
+
+
+class RecordedMember(NamedTuple):
+    """A member of a sweep, as if it had been a run."""
+
+    facts: dict[str, Any]  # what its ``run.json`` would hold
+    lines: list[dict[str, Any]]  # its reports, oldest first
+    states: Path  # the folder of its group's checkpoints
+    row: int  # its place in them
+    num_rows: int
+
+
+def read_member(path: Path, number: int) -> RecordedMember:
+    """Reads a member of the sweep in ``path``; RecordError if there is none of this number, or it was not trained."""
+    for folder in sweep_folders(path):
+        facts = read_sweep(folder)
+        for index, group in enumerate(facts["groups"]):
+            if number in group["members"]:
+                members = {line["member"]: line for line in read_lines(folder / MEMBERS_FILE, MEMBER)}
+                check_trained(folder, group)
+                lines = [without_member(line) for line in read_metrics(folder) if line.get("member") == number]
+                if lost := {number, group["members"][0]} - members.keys():
+                    raise RecordError(f"{folder / MEMBERS_FILE} lacks member {min(lost)}: the record is damaged.")
+                as_run = _as_run(facts, group, members[number], members[group["members"][0]]["config"])
+                rows = group["members"].index(number), len(group["members"])
+                return RecordedMember(as_run, lines, folder / GROUPS / f"{index}", *rows)
+    raise RecordError(f"the sweep in {path} has no member {number} that was trained: `jaxnn show {path}` lists them.")
+
+
+def check_trained(folder: Path, group: Mapping[str, Any]) -> None:
+    """Raises RecordError unless a ``group`` of the sweep in ``folder`` was opened."""
+    if lacking := {"traced", "vmap", "fingerprint", "steps_per_call"} - group.keys():
+        raise RecordError(f"{folder} lacks {min(lacking)!r} of a group: it was not trained, or is damaged.")
+
+
+def _as_run(
+    facts: Mapping[str, Any], group: Mapping[str, Any], member: Mapping[str, Any], first: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The content of the ``run.json`` of a ``member`` of a ``group``, whose first member has the config ``first``."""
+    shared = ("name", "started", "data", "devices", "jax_flags", "command", "git", "higher_is_better", "directions")
+    killed = facts["status"] == "interrupted" and member["status"] == "running"
+    prints, how = group["fingerprint"], f"{group['vmap']} {group['traced']}"
+    return {
+        **{name: facts.get(name) for name in shared},
+        "status": "interrupted" if killed else member["status"],
+        "monitored": facts["monitor"],
+        "config": member["config"],
+        "fingerprint_config": first,
+        "member": member["member"],
+        "point": member["point"],
+        "options": facts["options"] | {"devices": None, "strategy": "auto", "mesh": None},
+        "steps_per_call": group["steps_per_call"],
+        "seconds_per_step_measured": {},
+        # The program of a population: a member that continues alone is equal to rounding, and the run reports so.
+        "fingerprint": {**prints, "program": text_fingerprint(f"{prints.get('program')} {how}")},
+        **{name: group.get(name) for name in ("examples", "precision", "implementations")},
+        "layout": SINGLE_DEVICE.as_json(),
+        "sweep": {"vmap_size": group["vmap"]["size"], "traced": group["traced"]},
+    }
 
 
 def _read_facts(file: Path, kind: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from jaxnn.record import metrics_of
 from jaxnn.run._display import Display, open_display
 from jaxnn.run._record import Session, open_session
 from jaxnn.run._report import NAME_WIDTH, Report, startup_report
-from jaxnn.run._run import Run, run_of
+from jaxnn.run._run import Run, as_run, run_of
 from jaxnn.run._signals import Interruption, interruptible
 from jaxnn.run._watchdog import watching
 from jaxnn.types import ENDLESS, ConfigError, Experiment, Splits, Task, TrainingError, TrainState, nearest
@@ -40,7 +40,8 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
     ('finished', 0...)
 
     Args:
-        experiment: what to compute. A resumed run needs the config of its record; only ``num_steps`` may differ.
+        experiment: what to compute. A resumed run needs the config of its record; only ``num_steps`` may differ. With
+            the option ``member`` the sweep in ``resume`` has the swept fields, and a new run continues that member.
         options: how to run it. A resumed run takes those left at their defaults from its record.
         **changes: single run options by name, such as ``resume="runs/mnist/…"``. On resume they replace those of the
             record, also at their defaults: ``patience=None``.
@@ -55,6 +56,7 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
         display = around.enter_context(open_display(options.progress))
         with contextlib.ExitStack() as opened:
             with display.announcing(clock):
+                experiment, options = as_run(experiment, options)
                 session = opened.enter_context(open_session(experiment, options, clock, display))
                 # From here on there is something to save, and its record to complete.
                 around.enter_context(interruption.finishing("the current window"))
@@ -92,7 +94,7 @@ class Iteration:
                 yield report
 
     def _reports(self) -> Generator[Report]:
-        opened = open_session(self._experiment, self._options, Clock(), Display())
+        opened = open_session(*as_run(self._experiment, self._options), Clock(), Display())
         with contextlib.ExitStack() as around, opened as session:
             self._session = session
             _watch(session, around, None, aloud=False)

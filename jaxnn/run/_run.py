@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,10 +15,11 @@ import numpy as np
 
 from jaxnn import engine, record
 from jaxnn.observe import Clock, Table, Throughput, describe_devices, short_path, text_table
-from jaxnn.parallel import Layout, make_layout
+from jaxnn.parallel import Layout, make_layout, process_count
 from jaxnn.run._export import export_model
 from jaxnn.run._record import Session, summarise
 from jaxnn.run._report import Summary
+from jaxnn.run._resume import check_same_config
 from jaxnn.types import ConfigError, Direction, Experiment, RecordError, TrainState, warn
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ class Run:
         monitor: the metric by which an evaluation is best, such as ``test_loss``.
         higher_is_better: whether more of it is better.
         directions: ``"min"`` or ``"max"`` for other metrics, as the task states it.
+        member: its number, of a member of the sweep in ``dir``; else None.
     """
 
     experiment: Experiment[Any]
@@ -55,11 +59,16 @@ class Run:
     _trainer: engine.Trainer | None
     _state: TrainState | None = None  # that at the end; None: the checkpoint holds it
     _facts: Mapping[str, Any] | None = None  # the content of run.json, if it was opened
+    _member: record.RecordedMember | None = None  # of a sweep
 
     @property
     def final(self) -> Mapping[str, float]:
         """The last value of each metric."""
         return self.summary.metrics
+
+    @property
+    def member(self) -> int | None:
+        return None if self._member is None else int(self._member.facts["member"])
 
     @property
     def name(self) -> str | None:
@@ -71,7 +80,7 @@ class Run:
     @property
     def resumable(self) -> bool:
         """Whether there is a checkpoint to resume from."""
-        return self.dir is not None and (self.dir / record.FOLDER).is_dir()
+        return self.member is None and self.dir is not None and (self.dir / record.FOLDER).is_dir()
 
     @functools.cached_property
     def state(self) -> TrainState:
@@ -80,7 +89,13 @@ class Run:
         Raises:
             RecordError: the run kept no checkpoint, or the newest is damaged.
         """
-        return self._state or TrainState(**record.load_checkpoint(self._checkpoints.folder.parent))
+        if self._state is not None:
+            return self._state
+        folder = self._checkpoints.folder
+        if (member := self._member) is None:
+            return TrainState(**record.load_checkpoint(folder.parent))
+        newest = record.load_checkpoint(folder / f"{max(self._checkpoints.steps(), default=0)}")
+        return TrainState(**jax.tree.map(lambda leaf: leaf[member.row], newest["states"]))
 
     def evaluate(self, split: str = "test", *, state: TrainState | None = None) -> dict[str, float]:
         """Returns exact metrics over a split: ``train``, ``validation`` or ``test``; of a record, it loads the data.
@@ -147,9 +162,13 @@ class Run:
     def best_state(self) -> TrainState:
         """Returns the state of the best checkpoint by the monitored metric; the newest if none was measured.
 
+        A sweep keeps the newest states of its members alone.
+
         Raises:
             RecordError: the run kept no checkpoint.
         """
+        if self._member is not None:
+            return self.state
         checkpoints, like = self._checkpoints, None if self._trainer is None else self.state
         step = checkpoints.best()
         if step is None:
@@ -159,9 +178,11 @@ class Run:
 
     @property
     def _checkpoints(self) -> record.Checkpoints:
+        ranking: Any = {"monitor": self.monitor, "higher_is_better": self.higher_is_better}
+        if self._member is not None:
+            return record.Checkpoints(self._member.states, **ranking)
         if self.dir is None or not self.resumable:
             raise RecordError("the run kept no checkpoints: run it with a record, and without checkpoint_every=0.")
-        ranking: Any = {"monitor": self.monitor, "higher_is_better": self.higher_is_better}
         return record.Checkpoints(self.dir / record.FOLDER, **ranking)
 
     def plot(self) -> Figure:
@@ -230,14 +251,18 @@ def run_of(session: Session) -> Run:
 
 
 def open_run(
-    path: str | Path, experiment: Experiment[Any] | None = None, *, devices: int | Literal["all"] | None = None
+    path: str | Path,
+    experiment: Experiment[Any] | None = None,
+    *,
+    member: int | None = None,
+    devices: int | Literal["all"] | None = None,
 ) -> Run:
-    """Opens the run that is recorded in ``path``; trains and writes nothing, and reads no data.
+    """Opens the run that is recorded in ``path``, or a ``member`` of a sweep; trains and writes nothing.
 
     Without ``experiment`` it has its metrics, summary, config and state, and can be plotted. With it, at the config of
     the record, it also predicts and exports. Its ``state`` is that of the newest complete checkpoint. ``evaluate``
     loads the data when it is called, and checks that they are the same. ``devices`` is the number to predict and
-    evaluate on, one by default.
+    evaluate on, one by default. No data are read before they are needed.
 
     >>> path = jn.fit(experiment, run_dir="runs/digits", progress="none", steps_per_call=5).dir
     >>> jn.open_run(path).config["learning_rate"]
@@ -251,7 +276,8 @@ def open_run(
             record of a source with an ``as_batch`` of its own does not replace it.
     """
     path = Path(path)
-    facts, lines = record.read_run(path), record.read_metrics(path)
+    of_sweep = None if member is None else record.read_member(path, member)
+    facts, lines = (record.read_run(path), record.read_metrics(path)) if of_sweep is None else of_sweep[:2]
     path = path.absolute()
     config, final, trainer = facts["config"], record.final_metrics(lines), None
     try:
@@ -269,13 +295,52 @@ def open_run(
         config = record.config_from_json(config, experiment.config)
         engine.check_config(config)
         experiment = dataclasses.replace(experiment, config=config)
-        if not (path / record.FOLDER).is_dir():
+        if not (path / record.FOLDER if of_sweep is None else of_sweep.states).is_dir():
             raise RecordError(f"the run in {path} kept no checkpoints: open it without the experiment.")
         trainer = _open_trainer(experiment, options, path, facts, make_layout(devices=devices))
-        state = record.load_checkpoint(path, trainer.programs.shapes)
+        state, shapes = None, trainer.programs.shapes
+        if of_sweep is None:
+            state = record.load_checkpoint(path, shapes)
+        else:
+            checkpoints, like = record.Checkpoints(of_sweep.states), engine.host_shapes(shapes, of_sweep.num_rows)
+            if (restored := checkpoints.restore_newest(like)) is None:
+                raise RecordError(f"{of_sweep.states} holds no checkpoint: open the member without the experiment.")
+            state = engine.member_state(restored.state, shapes, of_sweep.row)
         trainer.state = jax.device_put(state, trainer.programs.shardings)
-        return _run(config, trainer, lines, ending, path, ranking, facts)
-    return _run(config, trainer, lines, ending, path, ranking)
+        return _run(config, trainer, lines, ending, path, ranking, facts, of_sweep)
+    return _run(config, trainer, lines, ending, path, ranking, member=of_sweep)
+
+
+def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Experiment[Any], engine.RunOptions]:
+    """Returns an experiment and options that continue the option ``member`` of a sweep as a run; others as given.
+
+    The member's reports and newest state are copied to a directory of their own, ``run_dir`` or a new one. The swept
+    fields are the member's.
+    """
+    if (number := options.member) is None or (path := options.resume) is None:
+        return experiment, options
+    if process_count() > 1:
+        raise ConfigError("a member of a sweep is made a run in one process: continue it there, then resume that run.")
+    found = record.read_member(path, number)
+    config = record.config_json(experiment.config)
+    for name in found.facts["point"]:
+        *way, last = name.split(".")
+        functools.reduce(operator.getitem, way, config)[last] = functools.reduce(
+            operator.getitem, (*way, last), found.facts["config"]
+        )
+    experiment = dataclasses.replace(experiment, config=record.config_from_json(config, experiment.config))
+    check_same_config(found.facts["config"], experiment.config, "sweep", path, but="num_steps")
+    opened = open_run(path, experiment, member=number)
+    step = int(opened.state.step)
+    target = record.create_run_dir(options.run_dir or record.new_run_dir(f"{found.facts['name']}-{number}"))
+    with record.open_record(target) as copy:
+        copy.write(record.RUN_FILE, found.facts)
+        lines = [line for line in found.lines if line["step"] <= step]
+        ranking: Any = {"monitor": opened.monitor, "higher_is_better": opened.higher_is_better}
+        with contextlib.closing(record.Checkpoints(target / record.FOLDER, **ranking)) as checkpoints:
+            log = record.LogDigest(target / record.METRICS_FILE, copy.report(*lines))
+            checkpoints.save(step, opened.state, record.metrics_of(lines[-1]) if lines else {}, log)
+    return experiment, engine.with_changes(options, {"resume": target, "run_dir": None, "member": None})
 
 
 def _open_trainer(
@@ -309,10 +374,11 @@ def _run(
     path: Path | None,
     ranking: tuple[str, bool, Mapping[str, Direction]],
     facts: Mapping[str, Any] | None = None,
+    member: record.RecordedMember | None = None,
 ) -> Run:
     names = dict.fromkeys(name for line in lines for name in line)
     metrics = {name: np.array([line.get(name, np.nan) for line in lines]) for name in names}
     experiment: Any = None if trainer is None else trainer.experiment
     # As it is now: if the trainer continues, it has another state.
     state = None if trainer is None else trainer.state
-    return Run(experiment, config, metrics, summary, path, *ranking, lines, trainer, state, facts)
+    return Run(experiment, config, metrics, summary, path, *ranking, lines, trainer, state, facts, member)

@@ -5,7 +5,6 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,6 @@ class Member:
         final: the last value of each metric.
         best: the metrics of the best evaluation by the monitored metric, and its ``step``; empty before the first.
         error: why it failed, or None.
-        dir: its run directory if it was exported, else None.
     """
 
     index: int
@@ -56,7 +54,6 @@ class Member:
     final: Mapping[str, float]
     best: Mapping[str, float]
     error: str | None = None
-    dir: Path | None = None
 
     @property
     def complete(self) -> bool:

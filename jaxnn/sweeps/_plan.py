@@ -33,8 +33,6 @@ class SweepOptions(engine.RunOptions):
     """Members under one vmap on a device; default: by the operations of a step, or by trials; on a GPU all that fit."""
     order: Literal["member", "shared"] = engine.option("member", choices=("member", "shared"), kept=True, decides=True)
     """member: each sees the data in the order of its seed, as its solo run; shared: all in that of the first."""
-    member_runs: bool = engine.option(False, kept=True)
-    """Export each member as a run directory too, with a checkpoint that jn.fit can resume."""
     shard: str | None = engine.option(kept=True)
     """Run only part I of N of the members, written I/N, counted from 1: one per job of an array."""
     executor: ExecutorOption = "local"
@@ -54,6 +52,8 @@ class SweepOptions(engine.RunOptions):
             )
         if self.probes:
             raise ConfigError("probes watch one run: leave them out of a sweep, and call them with sweep.run(member).")
+        if self.member is not None:
+            raise ConfigError("member continues one member of a sweep as a run: give it to jn.fit, or leave it out.")
         if self.shard is not None:
             parse_shard(self.shard)
 

@@ -1,9 +1,7 @@
-"""Reads a sweep from its directory, or those of its shards; restores, uses and exports the states of its members."""
+"""Reads a sweep from its directory, or those of its shards; restores and uses the states of its members."""
 
-import contextlib
 import dataclasses
 import functools
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,18 +10,14 @@ import jax
 import numpy as np
 
 from jaxnn import engine, record
-from jaxnn.engine import RunOptions
-from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.search import Axis
 from jaxnn.sweeps._groups import traced_values, with_values
 from jaxnn.sweeps._members import Member, count_by_status
 from jaxnn.sweeps._plan import SweepOptions, members_layout
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.tasks import derived_metrics
-from jaxnn.types import ConfigError, Experiment, PyTree, RecordError, TrainState
+from jaxnn.types import ConfigError, Experiment, PyTree, RecordError
 
-MEMBERS_FILE, MEMBER_FOLDER = "members.jsonl", "members"
-GROUPS = "groups"  # the folder of the groups' checkpoints
 ENDED = ("finished", "stopped early", "diverged", "pruned", "failed")  # the statuses of members that need nothing more
 
 
@@ -97,7 +91,7 @@ def _check_agreement(folders: Sequence[Path], parts: Sequence[Mapping[str, Any]]
 
 def _read_part(path: Path, facts: Mapping[str, Any]) -> tuple[dict[int, Member], list[dict[str, Any]]]:
     """The members and the reports of a sweep or a shard; RecordError if the record of one that finished lacks any."""
-    file = path / MEMBERS_FILE
+    file = path / record.MEMBERS_FILE
     found = [_member(line, path, facts) for line in record.read_lines(file, record.MEMBER)]
     started = {number for group in facts["groups"] for number in group["members"]}
     # The first shard has the members that cannot be run.
@@ -126,7 +120,6 @@ def _member(line: Mapping[str, Any], path: Path, facts: Mapping[str, Any]) -> Me
         final=record.numbers(line["final"]),
         best=record.numbers(line["best"]),
         error=line.get("error"),
-        dir=path / line["dir"] if line.get("dir") else None,
     )
 
 
@@ -171,8 +164,7 @@ def restored_groups(
             found = [member for member in members if member.index in facts["members"]]
             if not found:
                 continue
-            if lacking := {"traced", "vmap", "fingerprint", "steps_per_call"} - facts.keys():
-                raise RecordError(f"{folder} lacks {min(lacking)!r} of a group: it was not trained, or is damaged.")
+            record.check_trained(folder, facts)
             # As recorded: the experiment given now may have other values for the fields that were not swept.
             configs = [record.config_from_json(dict(member.config), experiment.config) for member in found]
             for config in configs:
@@ -187,7 +179,7 @@ def restored_groups(
             given = engine.Members(tuple(member.index for member in found), values, make)
             layout = members_layout(SweepOptions(devices=devices), each[0].config.batch_size, len(found))
             programs = engine.programs_of(each[0], splits, resident=resident, layout=layout, members=given)
-            checkpoints = record.Checkpoints(folder / GROUPS / f"{number}")
+            checkpoints = record.Checkpoints(folder / record.GROUPS / f"{number}")
             restored = checkpoints.restore_newest(engine.host_shapes(programs.shapes, len(facts["members"])))
             if restored is None:
                 raise RecordError(
@@ -264,66 +256,3 @@ def _by_member(
 
     empty = jax.tree.map(lost, next(iter(found.values())))
     return [found.get(member.index, empty) for member in sweep.members]
-
-
-def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
-    """Writes a run directory for each of ``members``, with a checkpoint that `fit` can resume."""
-    assert sweep.dir is not None and sweep.experiment is not None
-    exported = {}
-    for group in restored_groups(sweep.dir, sweep.experiment, members):
-        facts = record.read_sweep(group.folder)
-        lines = record.read_lines(group.folder / MEMBERS_FILE, record.MEMBER)
-        first = next(line["config"] for line in lines if line["member"] == group.facts["members"][0])
-        for row, member in enumerate(group.members):
-            state = engine.member_state(group.states, group.programs.shapes, row)
-            path = exported[member.index] = group.folder / MEMBER_FOLDER / f"{member.index:04d}"
-            _export(path, _run_facts(facts, group.facts | {"first": first}, member), member, state, sweep)
-    for member in members:
-        if member.index not in exported:
-            raise RecordError(f"{sweep.dir} holds no state of member {member.index}: it was not trained.")
-    return [exported[member.index] for member in members]
-
-
-def _export(path: Path, facts: Mapping[str, Any], member: Member, state: TrainState, sweep: Sweep) -> None:
-    # A process that was killed while writing left it incomplete.
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
-    lines = [record.without_member(line) for line in sweep.lines if line["member"] == member.index]
-    with record.open_record(path) as opened:
-        opened.write(record.RUN_FILE, facts)
-        written = opened.report(*lines)
-        step, folder = int(state.step), path / record.FOLDER
-        checkpoints = record.Checkpoints(folder, monitor=sweep.monitor, higher_is_better=sweep.higher_is_better)
-        with contextlib.closing(checkpoints):
-            # Lines are in the order of their steps.
-            count = sum(line["step"] <= step for line in lines)
-            metrics = record.metrics_of(lines[count - 1]) if count else {}
-            checkpoints.save(step, state, metrics, record.LogDigest(path / record.METRICS_FILE, written[:count]))
-
-
-def _run_facts(facts: Mapping[str, Any], group: Mapping[str, Any], member: Member) -> dict[str, Any]:
-    """The content of a member's ``run.json``."""
-    names = {field.name for field in dataclasses.fields(RunOptions)}
-    options = {name: value for name, value in facts["options"].items() if name in names}
-    shared = ("name", "started", "data", "devices", "jax_flags", "command", "git", "higher_is_better", "directions")
-    return {
-        **{name: facts.get(name) for name in shared},
-        "status": member.status,
-        "monitored": facts["monitor"],
-        "config": member.config,
-        "fingerprint_config": group["first"],
-        "member": member.index,
-        "options": options | {"devices": None, "strategy": "auto", "mesh": None},
-        "steps_per_call": group["steps_per_call"],
-        "seconds_per_step_measured": {},
-        # The program of a population: a member that continues alone is equal to rounding, and the run reports so.
-        "fingerprint": {
-            **group["fingerprint"],
-            "program": record.text_fingerprint(f"{group['fingerprint']['program']} {group['vmap']} {group['traced']}"),
-        },
-        "examples": group.get("examples"),
-        "precision": group.get("precision"),
-        "implementations": group.get("implementations"),
-        "layout": SINGLE_DEVICE.as_json(),
-        "sweep": {"vmap_size": group["vmap"]["size"], "traced": group["traced"]},
-    }

@@ -258,7 +258,7 @@ class Sweep:
     def run(self, member: int | Member) -> Run:
         """Returns one member, or that of a number, as a run: its state, ``predict``, ``evaluate``.
 
-        It is loaded from the record, exported to a run directory if it was not, and not trained further.
+        It is loaded from the record, and not trained further.
 
         Raises:
             ConfigError: the sweep was read without its experiment, has no such member, or one that neither finished nor
@@ -276,14 +276,9 @@ class Sweep:
             point = show_point(found.point) or "the same config"
             raise RecordError(f"the sweep has no record to open member {index} from: run it alone with {point}.")
         if not found.complete:
-            hint = f"jn.fit(…, resume={str(found.dir)!r}) continues it"
-            if found.dir is None:
-                hint = "jn.sweep(experiment, resume=…, member_runs=True) exports it, for jn.fit to resume"
+            hint = f"jn.fit(experiment, resume={str(self.dir)!r}, member={index}) continues it"
             raise ConfigError(f"member {index} is {found.status}, so it is not a complete run: {hint}.")
-        from jaxnn.sweeps._stored import export_members
-
-        path = found.dir if found.dir is not None and found.dir.is_dir() else export_members(self, [found])[0]
-        return open_run(path, self.experiment)
+        return open_run(self.dir, self.experiment, member=index)
 
     def predict(self, inputs: Any, *, batch_size: int = 512, devices: int | None = None) -> Any:
         """Returns the outputs of all members, ``[members, examples, ...]``, for ``inputs [examples, ...]``.

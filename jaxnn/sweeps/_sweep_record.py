@@ -45,15 +45,12 @@ class SweepRecord:
         lines = []
         for member in self._members(plan):
             facts = {name: value for name, value in vars(member).items() if name != "index"}
-            folder = f"{_stored.MEMBER_FOLDER}/{member.dir.name}" if member.dir else None
-            lines.append(record.json_line({"member": member.index, **facts, "dir": folder}))
+            lines.append(record.json_line({"member": member.index, **facts}))
         if (content := "".join(lines).encode()) != self._members_written:
-            record.write_bytes(self.directory.path / _stored.MEMBERS_FILE, content)
+            record.write_bytes(self.directory.path / record.MEMBERS_FILE, content)
             self._members_written = content
 
     def _members(self, plan: SweepPlan) -> Iterator[Member]:
-        folder = self.directory.path / _stored.MEMBER_FOLDER if self.directory is not None else None
-        exported = {path.name: path for path in folder.iterdir()} if folder is not None and folder.is_dir() else {}
         for planned in plan.members:
             log, config = planned.log, record.config_json(planned.experiment.config)
             if log.status == "failed":  # its experiment may be without its point
@@ -67,7 +64,6 @@ class SweepRecord:
                 final=log.final,
                 best=_best_of(log, self.facts["monitor"], higher_is_better=self.facts["higher_is_better"]),
                 error=log.error if log.status == "failed" else None,
-                dir=exported.get(f"{planned.number:04d}"),
             )
 
     def results(self, plan: SweepPlan) -> Sweep:
@@ -90,7 +86,7 @@ class SweepRecord:
         """Opens a group's store, restores its newest undamaged checkpoint; returns notes on changes and damage."""
         if self.directory is None:
             return []
-        trainer.open_store(self.directory, self.directory.path / _stored.GROUPS / f"{number}")
+        trainer.open_store(self.directory, self.directory.path / record.GROUPS / f"{number}")
         notes, facts = list[str](), self.facts["groups"][number]
         before = None if trainer.options.resume is None else facts.get("fingerprint")
         if before is not None:  # it was started

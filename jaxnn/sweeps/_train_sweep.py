@@ -21,7 +21,6 @@ from jaxnn.sweeps._groups import Group, reason
 from jaxnn.sweeps._members import LOST, count_by_status, show_point
 from jaxnn.sweeps._plan import SweepOptions, SweepPlan, checked_points, group_rows, plan_sweep, sweep_rows
 from jaxnn.sweeps._ray import sweep_on_ray
-from jaxnn.sweeps._stored import export_members
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.sweeps._sweep_record import SweepRecord, new_sweep_dir, origin_of, sweep_facts
 from jaxnn.types import ConfigError, DataError, Experiment, RecordError, TrainingError
@@ -103,7 +102,6 @@ def sweep_here(
                 path = options.resume or create_run_dir(options.run_dir or new_sweep_dir(facts["name"]))
                 record.directory = opened.enter_context(open_record(path))
             # A sweep that is over is loaded, not run: its record stays as it is.
-            unfinished = {member.number for member in plan.members if member.log.unfinished}
             if facts["status"] != "finished" or not all(map(plan.is_over, plan.groups)):
                 run = SweepRun(plan, record, interruption, display, writers)
                 aloud = options.progress != "none"
@@ -113,13 +111,6 @@ def sweep_here(
             with interruption.stopping_if_unread(ended=True):
                 display.close()
             results = record.results(plan)
-            # What an interrupted sweep exported is behind the states that are there now.
-            missing = [m for m in results.members if m.final and (m.dir is None or m.index in unfinished)]
-            if options.member_runs and missing and results.dir is not None:
-                with clock.span("record"):
-                    export_members(results, missing)
-                record.write_members(plan)
-                results = record.results(plan)
         hint = (
             [("to resume", f"--resume {short_path(results.dir)}")]
             if results.status == "interrupted" and results.dir

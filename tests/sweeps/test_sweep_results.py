@@ -44,16 +44,15 @@ def test_record_is_read_with_its_values_as_they_were(grid, tmp_path):
     assert grid.dir == tmp_path / "grid" and grid.summary["seconds"] == 2.5 and grid.experiment is None
     member = grid.members[4]
     assert (member.index, member.status, member.step) == (4, "finished", 20)
-    assert member.point == {"learning_rate": 0.1, "seed": 1} and member.dir is None
+    assert member.point == {"learning_rate": 0.1, "seed": 1}
     assert member.final["test_loss"] == 0.7 and member.best["step"] == 10
     assert member.config["features"] == (8, 8) and member.fields["model.dropout"] == 0.0
     assert math.isnan(grid.members[5].final["test_loss"]) and grid.members[5].best == {}
     first, second = {"features": [4, 4], "clip": 1.0, "norm": "inf"}, {"features": [8], "clip": math.inf, "norm": "l2"}
-    lines = [swept.member(0, first, 1.0, dir="members/0000"), swept.member(1, second, 2.0)]
+    lines = [swept.member(0, first, 1.0), swept.member(1, second, 2.0)]
     sweep = open_sweep(str(swept.write(tmp_path / "s", lines)))
     assert [axis.values for axis in sweep.axes] == [((4, 4), (8,)), (1.0, math.inf), ("inf", "l2")]
     assert sweep.members[1].point == {"features": (8,), "clip": math.inf, "norm": "l2"}
-    assert sweep.members[0].dir == tmp_path / "s" / "members" / "0000"
 
 
 def test_killed_sweep_reads_as_interrupted_without_its_torn_last_line(tmp_path):
@@ -135,10 +134,7 @@ ERRORS: dict[str, Any] = {
         )
     ),
     "no group has a result in 'test_loss'": lambda s: edited(s, status="diverged").group().best(),
-    "member 3 is pruned, so it is not a complete run: jn.sweep(experiment, resume=…, member_runs=True)": (
-        lambda s: opened(s, status="pruned").run(3)
-    ),
-    "jn.fit(…, resume='members/3')": lambda s: opened(s, status="diverged", dir=Path("members/3")).run(3),
+    "member 3 is pruned, so it is not a complete run: jn.fit(": lambda s: opened(s, status="pruned").run(3),
     "no record to open member 3 from: run it alone with learning_rate 0.1, seed 0": (
         lambda s: dataclasses.replace(opened(s), dir=None).run(3)
     ),

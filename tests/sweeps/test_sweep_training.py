@@ -3,13 +3,13 @@
 import contextlib
 import dataclasses
 import json
-import shutil
 import signal
 import time
 import types
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +19,6 @@ from flax import linen
 
 import jaxnn as jn
 from jaxnn.cli import command
-from jaxnn.record import Checkpoints
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import tiny
 from tests.record.files import TIMINGS, contents, flip
@@ -73,20 +72,20 @@ def test_diverged_members_keep_their_state_and_leave_the_others_alone(tmp_path):
     # The second member sees a NaN gradient at update 7, so that the loss of step 8 is not finite; the last at once.
     points = jn.search.zip(learning_rate=[0.1, 0.2, 0.1, 0.4], bad_step=[0.0, 7.0, 70.0, 1.0])
     how = {**HOW, "monitor": "accuracy"}
-    sweep = jn.sweep(breaking(), points, run_dir=tmp_path / "sweep", member_runs=True, **how)
-    member, path = sweep.members[1], tmp_path / "sweep" / "members" / "0001"
+    sweep = jn.sweep(breaking(), points, run_dir=tmp_path / "sweep", **how)
+    member = sweep.members[1]
     assert statuses(sweep) == ["finished", "diverged", "finished", "diverged"] and sweep.status == "finished"
     # The window from 5 to 10 reports it; the state is that before its call.
     assert (member.step, sweep.members[3].step) == (10, 5) and np.isnan(member.final["train_loss"])
     assert [line["step"] for line in sweep.lines if line["member"] == 1] == [5, 10]
-    assert member.dir == path and Checkpoints(path / "checkpoints").steps() == [5]
     # Two equal members, whose partners diverge at different steps, stay equal.
     assert sweep.members[0].final == sweep.members[2].final
     before = tiny.fit(breaking().replace(learning_rate=0.2, bad_step=7.0, num_steps=5)).state
-    kept = jn.load_checkpoint(path, before)
+    kept = jn.open_run(tmp_path / "sweep", breaking(), member=1).state
+    assert int(kept.step) == 5
     for name, value in before.params.items():
         np.testing.assert_allclose(kept.params[name], value, rtol=1e-5)
-    with pytest.raises(jn.ConfigError, match="member 1 is diverged, .* resume='.*0001'"):
+    with pytest.raises(jn.ConfigError, match="member 1 is diverged, .* resume='.*, member=1"):
         sweep.run(1)
     # The optimizer and its key are those of the recorded config, not of the experiment that is given now.
     run = jn.open_sweep(tmp_path / "sweep", breaking().replace(num_steps=99)).run(2)
@@ -132,7 +131,7 @@ def test_rungs_and_survivors_of_halving():
 
 def test_halving_trains_the_best_of_each_rung_on(tmp_path):
     long, path = tiny.experiment(num_steps=80), tmp_path / "sweep"
-    sweep = jn.sweep(long, jn.search.halving(EIGHT, 2), run_dir=path, member_runs=True, **HOW)
+    sweep = jn.sweep(long, jn.search.halving(EIGHT, 2), run_dir=path, **HOW)
     steps = [member.step for member in sweep.members]
     # Of eight members in two groups half of all continue after each rung, whichever group they are in.
     assert sorted(steps) == [10] * 4 + [20] * 2 + [40, 80]
@@ -143,10 +142,12 @@ def test_halving_trains_the_best_of_each_rung_on(tmp_path):
     assert sweep.best().status == "finished"
     # A pruned member can be continued alone, to where its own run would have been.
     pruned = next(member for member in sweep.members if member.step == 20)
-    rest = jn.fit(long.replace(**pruned.point), resume=pruned.dir, progress="none")
+    before, to = contents(path), tmp_path / "alone"
+    rest = jn.fit(long, resume=path, member=pruned.index, run_dir=to, progress="none")
     alone = tiny.fit(long.replace(**pruned.point))
     assert rest.summary.step == 80 and rest.final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-4)
-    assert pruned.dir is not None and "the program of a step" in tiny.read(pruned.dir)["resumed"][0]["changed"]
+    assert rest.config == alone.config and rest.metrics["step"].tolist() == alone.metrics["step"].tolist()
+    assert "the program of a step" in tiny.read(to)["resumed"][0]["changed"] and contents(path) == before
 
 
 def test_finished_sweep_is_loaded_without_training(finished, capsys):
@@ -166,27 +167,33 @@ def test_finished_sweep_is_loaded_without_training(finished, capsys):
     assert "num_steps 30" in capsys.readouterr().out
 
 
-def test_member_is_exported_as_a_run_when_it_is_opened(finished, tmp_path):
-    path, member = Path(shutil.copytree(finished.dir or "", tmp_path / "sweep")), finished.members[3]
+def test_member_is_opened_as_a_run_and_continued_by_scripts(finished, tmp_path, capsys):
+    path, member = finished.dir, finished.members[3]
+    before = contents(path)
     # The values of the record count, not those of the experiment that is given now.
     run = jn.open_sweep(path, tiny.experiment(num_steps=99, batch_size=5, seed=7)).run(3)
-    assert member.dir is None and run.final == member.final and run.dir == path / "members" / "0003"
-    facts = tiny.read(run.dir)
-    assert facts["status"] == "finished" and facts["config"]["batch_size"] == 16 and facts["member"] == 3
+    assert run.final == member.final and (run.dir, run.member, run.summary.status) == (path, 3, "finished")
     assert run.experiment.config == tiny.Config(num_steps=30, **member.point)
     assert run.evaluate()["loss"] == pytest.approx(member.final["test_loss"], rel=1e-5)
-    opened = jn.open_sweep(path, LONG)
-    assert opened.run(opened.members[3]).dir == run.dir and tiny.read(run.dir) == facts, "it is only read"
+    alone = jn.open_run(path, member=3)
+    chex.assert_trees_all_equal(dict(alone.state.params), jax.device_get(run.state.params))
+    assert alone.metrics["step"].tolist() == sorted({line["step"] for line in finished.lines})
     doubled = tiny.init, lambda params, inputs: 2 * tiny.apply(params, inputs)
     changed = jn.open_sweep(str(path), tiny.experiment(model=doubled)).run(3)
     with pytest.warns(UserWarning, match="evaluates another function") as caught:
         changed.evaluate()
         changed.predict(tiny.points(4)[0])
     assert [one.filename for one in caught] == [__file__], "once, and at the caller"
-    exported = resume(path, member_runs=True)
-    dirs = [member.dir for member in exported.members]
-    assert [folder.name for folder in dirs if folder] == [f"{index:04d}" for index in range(8)]
-    assert outcome(exported) == outcome(finished) and [m.dir for m in jn.open_sweep(path).members] == dirs
+    command(["show", str(path), "--member", "3"])
+    assert f"final           train_loss {run.final['train_loss']:.4g}" in capsys.readouterr().out
+    words = f"--resume {path} --member 3 --run-dir {tmp_path / 'on'} --num-steps 35 --progress none".split()
+    longer = jn.main(LONG, words)
+    assert isinstance(longer, jn.Run) and longer.config == tiny.Config(num_steps=35, **member.point)
+    assert longer.metrics["test_loss"][:6].tolist() == pytest.approx(run.metrics["test_loss"].tolist(), nan_ok=True)
+    assert contents(path) == before, "it is only read"
+    for number, words in ((8, "has no member 8"), (None, "holds a sweep, not a run: name one of its members")):
+        with pytest.raises(jn.RecordError, match=words):
+            jn.open_run(path, LONG, member=number)
 
 
 class Ending:
@@ -216,7 +223,7 @@ class Killed(BaseException):
 # one before a damaged one.
 @pytest.mark.parametrize("ending", [Ending(2), pytest.param(Ending(6, Killed()), marks=pytest.mark.slow)])
 def test_interrupted_sweep_resumes_bit_for_bit(ending, finished, tmp_path, capsys):
-    path, how = tmp_path / "sweep", {**HOW, "checkpoint_every": 10, "member_runs": True, "writers": (ending,)}
+    path, how = tmp_path / "sweep", {**HOW, "checkpoint_every": 10, "writers": (ending,)}
     with contextlib.suppress(Killed):
         first = jn.sweep(LONG, EIGHT, run_dir=path, **how)
         # In the first chunk of the first group.
@@ -231,7 +238,6 @@ def test_interrupted_sweep_resumes_bit_for_bit(ending, finished, tmp_path, capsy
     assert damage in " ".join(capsys.readouterr().out.split())
     assert rest.status == "finished"
     assert outcome(rest) == outcome(finished) and reports(jn.open_sweep(path)) == reports(finished)
-    # What the interrupted sweep had exported is exported again.
     assert {int(rest.run(index).state.step) for index in (0, 1, 4)} == {30}
 
 
