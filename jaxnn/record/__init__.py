@@ -22,7 +22,6 @@ from jaxnn.record._provenance import (
     with_tuples,
 )
 from jaxnn.record._record_reader import (
-    MEMBER,
     final_metrics,
     find_records,
     is_sweep,
@@ -52,7 +51,16 @@ from jaxnn.record._run_directory import (
     write_bytes,
     write_json,
 )
-from jaxnn.record._state_files import as_key_like, find_damage, first_line, is_key, preload_orbax, save_checkpoint
+from jaxnn.record._schemas import MEMBER
+from jaxnn.record._state_files import (
+    as_key_like,
+    find_damage,
+    first_line,
+    is_key,
+    preload_orbax,
+    read_file,
+    save_checkpoint,
+)
 from jaxnn.record._trackers import TRACKERS, MLflow, TensorBoard, WandB
 from jaxnn.record._weights import load_weights, needs_extra, save_weights
 

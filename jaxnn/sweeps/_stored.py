@@ -117,8 +117,15 @@ def _read_part(path: Path, facts: Mapping[str, Any]) -> tuple[dict[int, Member],
 
 def _member(line: Mapping[str, Any], path: Path, facts: Mapping[str, Any]) -> Member:
     killed = facts["status"] == "interrupted" and line["status"] == "running"
+    number, points, wrong = line["member"], facts["points"], None
+    if points and [line["point"]] != points[number : number + 1]:
+        wrong = f"another point of member {number} than {record.SWEEP_FILE}"
+    if (folder := line.get("dir")) not in (None, f"{MEMBER_FOLDER}/{number:04d}"):
+        wrong = f"a folder of member {number} elsewhere"
+    if wrong is not None:
+        raise RecordError(f"{path / MEMBERS_FILE} has {wrong}: the record is damaged.")
     return Member(
-        index=line["member"],
+        index=number,
         point=read_point(line["point"], facts),
         config={name: record.with_tuples(value) for name, value in line["config"].items()},
         status="interrupted" if killed else line["status"],
@@ -126,7 +133,7 @@ def _member(line: Mapping[str, Any], path: Path, facts: Mapping[str, Any]) -> Me
         final=record.numbers(line["final"]),
         best=record.numbers(line["best"]),
         error=line.get("error"),
-        dir=path / line["dir"] if line.get("dir") else None,
+        dir=None if folder is None else path / folder,
     )
 
 
@@ -167,12 +174,15 @@ def restored_groups(
     ``devices``; None: over all. RecordError if there is no checkpoint.
     """
     for folder in record.sweep_folders(path):
-        for number, facts in enumerate(record.read_sweep(folder)["groups"]):
+        whole = record.read_sweep(folder)
+        for number, facts in enumerate(whole["groups"]):
             found = [member for member in members if member.index in facts["members"]]
             if not found:
                 continue
             if lacking := {"traced", "vmap", "fingerprint", "steps_per_call"} - facts.keys():
                 raise RecordError(f"{folder} lacks {min(lacking)!r} of a group: it was not trained, or is damaged.")
+            if unknown := {*facts["traced"]} - {axis["name"] for axis in whole["axes"]}:
+                raise RecordError(f"a group of {folder} traces {min(unknown)!r:.60}, which is no axis: it is damaged.")
             # As recorded: the experiment given now may have other values for the fields that were not swept.
             configs = [record.config_from_json(dict(member.config), experiment.config) for member in found]
             for config in configs:

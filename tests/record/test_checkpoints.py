@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 import jaxnn as jn
 from jaxnn.parallel import make_layout
 from jaxnn.record import Checkpoints, find_damage
+from jaxnn.record._state_files import write_sums
 from jaxnn.types import RecordError, TrainState
 from tests import shell, tiny
 from tests.record.files import assert_equal, flip, make_state
@@ -296,17 +297,24 @@ def test_sums_list_exactly_the_files_below(copy, tmp_path):
     head = f"# sha256 of the lines below: {hashlib.sha256(lines.encode()).hexdigest()}\n"
     (copy / "3" / SUMS_FILE).write_text(head + lines)
     assert find_damage(copy / "3") == "its file ../../elsewhere is missing"
+    # Whoever wrote it could make the list fit.
+    for about in ('{"step": "1", "metrics": {}}', '{"step": 1, "metrics": [1]}', "[" * 9_999):
+        (copy / "1" / SUMS_FILE).unlink()
+        (copy / "1" / "checkpoint.json").write_text(about)
+        write_sums(copy / "1")
+        assert str(find_damage(copy / "1", 1)).startswith("its file checkpoint.json cannot be used (it")
 
 
 def test_newest_undamaged_checkpoint_is_restored_and_damaged_ones_are_moved(copy):
-    flip(copy / "3" / "default" / "_METADATA")
+    (copy / "3" / "checkpoint.json").write_text('{"metrics": ')
     (copy / "2" / "checkpoint.json").unlink()
+    (copy / "007").mkdir()  # not the name of a step
     checkpoints = Checkpoints(copy)
-    assert checkpoints.best() == 3, "damaged metrics hide other checkpoints"
+    assert checkpoints.best() == 1, "damaged metrics hide other checkpoints"
     restored = checkpoints.restore_newest(make_state(0))
     assert restored is not None and restored.step == 1
     assert_equal(restored.state, make_state(1))
-    damages = {3: f"its file default/_METADATA {CHANGED}", 2: "its file checkpoint.json is missing"}
+    damages = {3: f"its file checkpoint.json {CHANGED}", 2: "its file checkpoint.json is missing"}
     assert restored.damaged == [*damages.items()]
     for step, what in restored.damaged:
         message = checkpoints.set_aside(step, what)
@@ -321,12 +329,6 @@ def test_newest_undamaged_checkpoint_is_restored_and_damaged_ones_are_moved(copy
     assert restored is not None and [step for step, _ in restored.damaged] == [3]
     assert checkpoints.set_aside(*restored.damaged[0]).endswith(f"{copy / 'damaged' / '3-2'}")
     checkpoints.close()
-
-
-def test_unreadable_metrics_are_unmeasured(copy):
-    (copy / "3" / "checkpoint.json").write_text('{"metrics": ')
-    (copy / "007").mkdir()  # not the name of a step
-    assert Checkpoints(copy).best() == 2 and Checkpoints(copy).steps() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("moment", ["sums", "name"])
