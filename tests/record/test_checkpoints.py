@@ -23,7 +23,6 @@ from jax.sharding import PartitionSpec as P
 import jaxnn as jn
 from jaxnn.parallel import make_layout
 from jaxnn.record import Checkpoints, find_damage
-from jaxnn.record._state_files import write_sums
 from jaxnn.types import RecordError, TrainState
 from tests import shell, tiny
 from tests.record.files import assert_equal, flip, make_state
@@ -291,18 +290,20 @@ def test_damage_to_any_file_is_named_and_not_loaded(saved, tmp_path):
 def test_sums_list_exactly_the_files_below(copy, tmp_path):
     (copy / "2" / "default" / "d" / "more").write_text("")
     assert find_damage(copy / "2") == "its file default/d/more was not there when it was saved"
-    # A list that names a file elsewhere does not have it read.
+
+    def sign(step: int, lines: str) -> None:
+        head = f"# sha256 of the lines below: {hashlib.sha256(lines.encode()).hexdigest()}\n"
+        (copy / f"{step}" / SUMS_FILE).write_text(head + lines)
+
+    # A list that names a file elsewhere does not have it read; one that fits a wrong file does not make it right.
     (tmp_path / "elsewhere").write_text("mine")
-    lines = (copy / "3" / SUMS_FILE).read_text().partition("\n")[2] + f"{'0' * 64}  ../../elsewhere\n"
-    head = f"# sha256 of the lines below: {hashlib.sha256(lines.encode()).hexdigest()}\n"
-    (copy / "3" / SUMS_FILE).write_text(head + lines)
+    lines = (copy / "3" / SUMS_FILE).read_text().partition("\n")[2]
+    sign(3, lines + f"{'0' * 64}  ../../elsewhere\n")
     assert find_damage(copy / "3") == "its file ../../elsewhere is missing"
-    # Whoever wrote it could make the list fit.
-    for about in ('{"step": "1", "metrics": {}}', '{"step": 1, "metrics": [1]}', "[" * 9_999):
-        (copy / "1" / SUMS_FILE).unlink()
-        (copy / "1" / "checkpoint.json").write_text(about)
-        write_sums(copy / "1")
-        assert str(find_damage(copy / "1", 1)).startswith("its file checkpoint.json cannot be used (it")
+    for about in ('{"step": "3", "metrics": {}}', '{"step": 3, "metrics": [1]}', "[" * 9_999):
+        (copy / "3" / "checkpoint.json").write_text(about)
+        sign(3, re.sub(r"\w+(?=  checkpoint.json)", hashlib.sha256(about.encode()).hexdigest(), lines))
+        assert str(find_damage(copy / "3", 3)).startswith("its file checkpoint.json cannot be used (it")
 
 
 def test_newest_undamaged_checkpoint_is_restored_and_damaged_ones_are_moved(copy):
