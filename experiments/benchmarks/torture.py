@@ -7,6 +7,7 @@ Claim     kills: a process killed at 50 random moments, many of them during a sa
           disk-full: a run whose disk is full ends with a one-line error, its older checkpoints intact, and resumes
           when there is space again
 Command   python experiments/benchmarks/torture.py kills
+          python experiments/benchmarks/torture.py kills --num-kills 10 --scenarios all
           python experiments/benchmarks/torture.py corruption
           python experiments/benchmarks/torture.py disk-full
 
@@ -28,19 +29,37 @@ from torture_run import Broken, Victim
 from jaxnn.bench import describe_machine
 from jaxnn.observe import text_table
 
+SCENARIOS = {
+    "one device": "",
+    "two devices": "--cpu-devices 2",
+    "parameters over two devices": "--cpu-devices 2 --strategy fsdp",
+    "a copy for each device": "--cpu-devices 2 --strategy pmap",
+    "data not on the device": "--resident False",
+    "patience": "--patience 1000",
+    "a tracking service": "--writers tensorboard",
+    "one checkpoint": "--keep-last 1 --keep-best 0",
+    "best checkpoints": "--keep-best 3 --monitor accuracy",
+    "deterministic": "--deterministic",
+}
 
-def kills(num_kills: int = 50, seed: int = 0, num_steps: int = 1_000) -> None:
+
+def kills(
+    num_kills: int = 50, seed: int = 0, num_steps: int = 1_000, scenarios: tuple[str, ...] = ("one device",)
+) -> None:
     """Kills a training process repeatedly and resumes it each time.
 
     Args:
-        num_kills: number of kills.
+        num_kills: number of kills in each scenario.
         seed: determines the moments.
         num_steps: updates per run; when a run finishes, another starts.
+        scenarios: names of ways to run it, or ``all``.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
-        found = kill_runs(Victim(Path(folder), num_steps), num_kills, seed)
-        _print(_rows(found) | {"total seconds": f"{time.perf_counter() - started:.0f}"})
+    for scenario in SCENARIOS if scenarios == ("all",) else scenarios:
+        with tempfile.TemporaryDirectory() as folder:
+            started = time.perf_counter()
+            found = kill_runs(Victim(Path(folder), num_steps, flags=(*SCENARIOS[scenario].split(),)), num_kills, seed)
+            seconds = f"{time.perf_counter() - started:.0f}"
+            _print({"scenario": scenario} | _rows(found) | {"total seconds": seconds})
 
 
 def corruption(seed: int = 0, most_files: int | None = None) -> None:

@@ -38,12 +38,12 @@ class Kills:
     @property
     def lost_median(self) -> float:
         """Median number of steps repeated after a kill."""
-        return statistics.median(self.lost)
+        return statistics.median(self.lost or [0])
 
     @property
     def lost_most(self) -> int:
         """Maximum number of steps repeated after a kill."""
-        return max(self.lost)
+        return max(self.lost, default=0)
 
 
 class Before(NamedTuple):

@@ -35,17 +35,19 @@ class Victim:
         folder: for its runs and its compile cache.
         num_steps: updates per run.
         checkpoint_every: steps between checkpoints.
+        flags: of every process, started or resumed.
     """
 
     folder: Path
     num_steps: int
     checkpoint_every: int = 20
+    flags: tuple[str, ...] = ()
 
     def start(self, run_dir: Path, *flags: object) -> "subprocess.Popen[str]":
         """Starts a process that resumes the run in ``run_dir``, or starts it."""
         fresh = ("--run-dir", run_dir, "--num-steps", self.num_steps, *self._cadences(), *flags)
         where = ("--resume", run_dir) if (run_dir / "run.json").exists() else fresh
-        command = [sys.executable, HERE / "victim.py", *where, "--progress", "none"]
+        command = [sys.executable, HERE / "victim.py", *where, "--progress", "none", *self.flags]
         # All processes share the compile cache, as on any machine.
         environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled")}
         words = list(map(str, command))

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,16 @@ from jaxnn.observe import (
     say_error,
     text_table,
 )
-from jaxnn.record import draw_curves, final_metrics, find_records, is_sweep, read_member, read_metrics, read_run
+from jaxnn.record import (
+    draw_curves,
+    final_metrics,
+    find_records,
+    is_sweep,
+    read_member,
+    read_metrics,
+    read_run,
+    write_bytes,
+)
 from jaxnn.run import format_split, open_run
 from jaxnn.types import ConfigError, Experiment, JaxnnError, RecordError, named_object
 
@@ -151,9 +161,10 @@ def plot(run: tyro.conf.Positional[Path], /, *, member: int | None = None, out: 
         figure, name = draw_curves(lines, facts["name"], facts.get("data") or ""), "curves.png"
     path = out or run / name
     try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
+        figure.savefig(drawn := io.BytesIO(), dpi=120, format=path.suffix[1:] or "png")
+    except ValueError as error:
         raise RecordError(f"the picture {path} cannot be written ({error}): choose another --out.") from error
+    write_bytes(path, drawn.getvalue())
     print(printable(path, lines=False))
 
 

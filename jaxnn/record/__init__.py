@@ -23,7 +23,6 @@ from jaxnn.record._provenance import (
 )
 from jaxnn.record._record_reader import (
     GROUPS,
-    MEMBER,
     MEMBERS_FILE,
     RecordedMember,
     check_trained,
@@ -34,6 +33,7 @@ from jaxnn.record._record_reader import (
     numbers,
     read_lines,
     read_member,
+    read_members,
     read_metrics,
     read_run,
     read_sweep,
@@ -57,7 +57,15 @@ from jaxnn.record._run_directory import (
     write_bytes,
     write_json,
 )
-from jaxnn.record._state_files import as_key_like, find_damage, first_line, is_key, preload_orbax, save_checkpoint
+from jaxnn.record._state_files import (
+    as_key_like,
+    find_damage,
+    first_line,
+    is_key,
+    preload_orbax,
+    read_file,
+    save_checkpoint,
+)
 from jaxnn.record._trackers import TRACKERS, MLflow, TensorBoard, WandB
 from jaxnn.record._weights import load_weights, needs_extra, save_weights
 

@@ -159,7 +159,7 @@ class Checkpoints:
             for step in reversed(disk.steps_in(self.folder)):
                 checkpoint = self.folder / str(step)
                 if (what := disk.find_damage(checkpoint, step)) is None:
-                    return step, disk.read_about(checkpoint)["log"], damaged
+                    return step, disk.read_about(checkpoint).get("log"), damaged
                 damaged.append((step, what))
             return None, None, damaged
 

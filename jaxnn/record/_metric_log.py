@@ -14,7 +14,7 @@ from jaxnn.parallel import is_primary
 from jaxnn.record._plots import draw_picture
 from jaxnn.record._record_reader import numbers, read_bytes
 from jaxnn.record._run_directory import METRICS_FILE, Record, write_bytes
-from jaxnn.types import ConfigError, warn
+from jaxnn.types import ConfigError, RecordError, warn
 
 type Line = dict[str, Any]
 
@@ -70,10 +70,12 @@ class Writers:
         return any(hasattr(writer, "media") for writer in self._writers)
 
     def open(self, facts: WriterFacts) -> None:
-        """Opens the writers, in the process that writes the record; ConfigError if one fails."""
+        """Opens the writers, in the process that writes the record; ConfigError or RecordError if one fails."""
         for writer in self._writers if is_primary() else ():
             try:
                 getattr(writer, "open", lambda facts: None)(facts)
+            except RecordError:
+                raise
             except Exception as error:  # any: the service's
                 raise ConfigError(
                     f"the writer {type(writer).__name__} cannot be opened ({type(error).__name__}: {error}): check its "

@@ -1,7 +1,5 @@
 """Readers of records: one run, its metrics, or all runs and sweeps below a folder; every field is checked."""
 
-import json
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +7,8 @@ from typing import Any, NamedTuple
 from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.record._provenance import text_fingerprint
 from jaxnn.record._run_directory import METRICS_FILE, RUN_FILE, SWEEP_FILE, check_name, is_locked
+from jaxnn.record._schemas import LINE, MEMBER, NAMES, RUN, SWEEP, parse
+from jaxnn.record._state_files import read_file
 from jaxnn.types import RecordError
 
 MEMBERS_FILE = "members.jsonl"  # of a sweep
@@ -16,113 +16,6 @@ GROUPS = "groups"  # the folder of the checkpoints of a sweep, by group
 SHARDS = f"shards/*/{SWEEP_FILE}"  # in the directory of a sweep without a `sweep.json` of its own
 # The keys of a line that are no metrics; those have the name of their split, or of a probe, in front.
 NO_METRICS = ("step", "member", "seconds", "steps_per_second", "examples_per_second", "elapsed")
-
-
-class Span(NamedTuple):
-    """A number of a record: how errors call it, and its range."""
-
-    what: str
-    least: float
-    most: float
-    whole: bool = True
-    names: tuple[str, ...] = ()  # words that are allowed too
-
-    def holds(self, value: Any) -> bool:
-        """Whether ``value`` is such a number."""
-        if isinstance(value, str):
-            return value in self.names
-        return type(value) in ((int,) if self.whole else (int, float)) and self.least <= value <= self.most
-
-
-NAMES = ("nan", "inf", "-inf")
-MOST = sys.float_info.max
-MOST_DIGITS = sys.float_info.max_10_exp  # a whole number with as many digits is within the range of floats
-COUNT, POSITIVE = Span("a whole number from 0", 0, 2**31 - 1), Span("a whole number from 1", 1, 2**31 - 1)
-AMOUNT = Span("a number from 0", 0, MOST, whole=False)
-METRIC = Span("a number", -MOST, MOST, whole=False, names=NAMES)
-
-# What a file holds, as data. A mapping has the fields that are named, and others that are not looked at; `name?` may be
-# absent or null, and `*` are all fields. A list of one kind has any number of it, a tuple one item of each kind, and a
-# set has the allowed words.
-DIRECTIONS = {"*": {"min", "max"}}
-DEVICES = {"backend": str, "devices": [{"platform": str, "kind": str}], "versions": dict}
-OPTIONS = {"device?": str, "strategy?": str, "mesh?": str, "stop?": str, "writers?": [str], "probes?": [str]}
-OPTIONS |= {"monitor?": str, "order?": str, "shard?": str, "checkpoint_every?": COUNT}
-OPTIONS["devices?"] = Span("a whole number from 1, or all", 1, 2**31 - 1, names=("all",))
-FINGERPRINT = {"data?": str, "program?": str, "batches?": str, "evaluation?": str}
-STALLS = [{"where": str, "step": COUNT, "seconds": AMOUNT}]
-# Of a run, or of a group of a sweep once it is opened.
-OPENED = {"examples?": dict, "implementations?": {"*": [str]}, "precision?": dict}
-RUN = {
-    **{"name": str, "status": str, "started": str, "config": dict, "options": OPTIONS, "steps_per_call": POSITIVE},
-    **{"seconds_per_step_measured": dict, "fingerprint": FINGERPRINT, "devices": DEVICES, "jax_flags": dict},
-    **{"layout": {"strategy": str, "mesh?": {"*": POSITIVE}}, "monitored?": str, "higher_is_better?": bool},
-    **{"directions?": DIRECTIONS, "data?": str, "command?": [str], "git?": dict, "checkpoints?": [COUNT], **OPENED},
-    "resumed?": [{"step": COUNT}],
-    "summary?": {
-        **{"throughput?": {"steps_per_second": AMOUNT, "spread": AMOUNT, "num_windows": COUNT}, "stalls?": STALLS},
-        **{"seconds?": {"*": AMOUNT}, "first_step_seconds?": {"*": AMOUNT}, "examples_per_second?": AMOUNT},
-        **{"compilations?": {"*": AMOUNT}, "peak_bytes?": (AMOUNT, str), "compiler?": [str]},
-    },
-}
-GROUP = {
-    **{"members": [COUNT], "static?": dict, "traced?": [str], "steps_per_call?": POSITIVE, "fingerprint?": FINGERPRINT},
-    "vmap?": {
-        **{"size": POSITIVE, "steps_per_call": POSITIVE, "block": POSITIVE, "note?": str},
-        "trials": [{"size": POSITIVE, "seconds": AMOUNT, "per_second": AMOUNT, "temporary_bytes": AMOUNT}],
-    },
-    **OPENED,
-}
-SWEEP = {
-    **{"status": str, "started": str, "config": dict, "points": [dict], "options": OPTIONS, "groups": [GROUP]},
-    **{"axes": [{"name": str, "values": list, "scale": {"log", "linear", "nominal"}}], "monitor": str},
-    **{"higher_is_better": bool, "directions": DIRECTIONS, "name?": str, "data?": str, "damaged?": [str]},
-    **{"devices?": DEVICES, "jax_flags?": dict, "command?": [str], "git?": dict},
-    "halving?": {"eta": POSITIVE, "min_fraction": AMOUNT},
-    "summary?": {
-        **{"seconds": AMOUNT, "spent": {"*": AMOUNT}, "member_steps": AMOUNT, "num_compilations": COUNT},
-        **{"member_steps_per_second?": AMOUNT, "members?": {"*": COUNT}},
-    },
-}
-MEMBER = {
-    **{"member": COUNT, "point": dict, "config": dict, "status": str, "step": COUNT, "final": {"*": METRIC}},
-    **{"best": {"*": METRIC}, "error?": str},
-}
-LINE = {"step": COUNT, "member?": COUNT, "*": METRIC}
-SHOWN: Mapping[Any, str] = {str: "text", bool: "true or false", dict: "a mapping", list: "a list"}
-
-
-def check(value: Any, kind: Any, name: str = "") -> None:
-    """Raises ValueError unless ``value``, the field ``name`` of a file, is of ``kind``: a type, `Span` or table."""
-    base: Any = next((one for one in (list, dict, tuple) if type(kind) is one), kind)
-    if base is tuple:
-        right, shown = isinstance(value, list) and len(value) == len(kind), f"a list of {len(kind)}"
-    elif isinstance(base, Span):
-        right, shown = base.holds(value), base.what
-    elif isinstance(base, set):
-        right, shown = isinstance(value, str) and value in base, " or ".join(sorted(base))
-    else:
-        right, shown = type(value) is base, SHOWN[base]
-    if not right:
-        raise ValueError(f"{f'its {name}' if name else 'it'} is {value!r:.60} and must be {shown}")
-    if base in (list, tuple) and kind is not base:
-        for number, item in enumerate(value):
-            check(item, kind[0 if base is list else number], f"{name}[{number}]")
-    for key, part in kind.items() if isinstance(kind, dict) else ():
-        field = key.removesuffix("?")
-        if key == "*":
-            for field in value if not (isinstance(part, Span) and all(map(part.holds, value.values()))) else ():
-                check(value[field], part, f"{name}.{field}".lstrip("."))
-        elif field in value and not (value[field] is None and key != field):
-            check(value[field], part, f"{name}.{field}".lstrip("."))
-        elif key == field:
-            raise ValueError(f"it lacks {f'{name}.{field}'.lstrip('.')!r}")
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
-        raise ValueError(f"it has a number of {len(digits)} digits")
-    return int(digits)
 
 
 def read_run(path: Path) -> dict[str, Any]:
@@ -157,8 +50,8 @@ def read_member(path: Path, number: int) -> RecordedMember:
         facts = read_sweep(folder)
         for index, group in enumerate(facts["groups"]):
             if number in group["members"]:
-                members = {line["member"]: line for line in read_lines(folder / MEMBERS_FILE, MEMBER)}
-                check_trained(folder, group)
+                members = {line["member"]: line for line in read_members(folder, facts)}
+                check_trained(folder, facts, group)
                 lines = [without_member(line) for line in read_metrics(folder) if line.get("member") == number]
                 if lost := {number, group["members"][0]} - members.keys():
                     raise RecordError(f"{folder / MEMBERS_FILE} lacks member {min(lost)}: the record is damaged.")
@@ -168,10 +61,22 @@ def read_member(path: Path, number: int) -> RecordedMember:
     raise RecordError(f"the sweep in {path} has no member {number} that was trained: `jaxnn show {path}` lists them.")
 
 
-def check_trained(folder: Path, group: Mapping[str, Any]) -> None:
-    """Raises RecordError unless a ``group`` of the sweep in ``folder`` was opened."""
+def read_members(folder: Path, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Reads ``members.jsonl`` of the sweep in ``folder`` with these ``facts``, checked by `MEMBER`."""
+    lines, points = read_lines(folder / MEMBERS_FILE, MEMBER), facts["points"]
+    for line in lines:
+        if points and [line["point"]] != points[line["member"] : line["member"] + 1]:
+            other = f"another point of member {line['member']} than {SWEEP_FILE}"
+            raise RecordError(f"{folder / MEMBERS_FILE} has {other}: the record is damaged.")
+    return lines
+
+
+def check_trained(folder: Path, facts: Mapping[str, Any], group: Mapping[str, Any]) -> None:
+    """Raises RecordError unless a ``group`` of the sweep in ``folder`` with these ``facts`` was opened."""
     if lacking := {"traced", "vmap", "fingerprint", "steps_per_call"} - group.keys():
         raise RecordError(f"{folder} lacks {min(lacking)!r} of a group: it was not trained, or is damaged.")
+    if unknown := {*group["traced"]} - {axis["name"] for axis in facts["axes"]}:
+        raise RecordError(f"a group of {folder} traces {min(unknown)!r:.60}, which is no axis: it is damaged.")
 
 
 def _as_run(
@@ -202,9 +107,8 @@ def _as_run(
 
 def _read_facts(file: Path, kind: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        facts: dict[str, Any] = json.loads(file.read_bytes(), parse_int=_whole)
-        check(facts, kind)
-    except (OSError, ValueError, RecursionError) as error:
+        facts: dict[str, Any] = parse(read_file(file), kind)
+    except (OSError, ValueError) as error:
         raise RecordError(f"{file} cannot be read ({error}): the record is damaged.") from error
     # The process was killed.
     if facts["status"] == "running" and not is_locked(file.parent):
@@ -220,7 +124,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def read_bytes(file: Path) -> bytes:
     """Reads a file of the record, empty if absent; RecordError if the system refuses."""
     try:
-        return file.read_bytes() if file.exists() else b""
+        return read_file(file)
+    except FileNotFoundError:
+        return b""
     except OSError as error:
         raise RecordError(f"{file} cannot be read ({error.strerror or error}): the record is damaged.") from error
 
@@ -230,9 +136,8 @@ def read_lines(file: Path, kind: Any) -> list[dict[str, Any]]:
     content, lines = read_bytes(file), []
     for number, text in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
         try:
-            lines.append(json.loads(text, parse_int=_whole))
-            check(lines[-1], kind)
-        except (ValueError, RecursionError) as error:
+            lines.append(parse(text, kind))
+        except ValueError as error:
             raise RecordError(f"{file} is damaged in line {number} ({error}): delete that line.") from error
     return lines
 
@@ -285,7 +190,7 @@ def _age(path: Path) -> tuple[str, str]:
 
 def numbers(line: Mapping[str, Any]) -> dict[str, Any]:
     """Converts the names of NaN and infinities to floats."""
-    return {key: float(value) if value in ("nan", "inf", "-inf") else value for key, value in line.items()}
+    return {key: float(value) if value in NAMES else value for key, value in line.items()}
 
 
 def final_metrics(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:

@@ -105,7 +105,7 @@ class Record:
             )
         # Opened for each report, since resuming replaces the file. Unbuffered, since closing the file would try again
         # to write a buffer that the disk refused.
-        with refusals(f"{file} cannot be written"), file.open("ab", buffering=0) as log:
+        with refusals(f"{file} cannot be written"), open(file, "ab", buffering=0, opener=_own) as log:
             before, content = log.tell(), b"".join(written)
             try:
                 while content:
@@ -137,7 +137,7 @@ def open_record(path: Path, *, writes: bool = True) -> Iterator[Record]:
         yield Record(path, None)
         return
     with refusals(f"{path / LOCK_FILE} cannot be written"):
-        lock = (path / LOCK_FILE).open("w")
+        lock = open(path / LOCK_FILE, "w", opener=_own)  # noqa: SIM115
     with lock:
         if not _try_lock(lock, fcntl.LOCK_EX):
             raise _busy(path)
@@ -147,10 +147,15 @@ def open_record(path: Path, *, writes: bool = True) -> Iterator[Record]:
 def is_locked(path: Path) -> bool:
     """Whether a process has locked the run directory ``path``."""
     try:
-        with (path / LOCK_FILE).open("r") as lock:
+        with open(path / LOCK_FILE, opener=_own) as lock:
             return not _try_lock(lock, fcntl.LOCK_SH)  # several processes may ask at the same time
     except OSError:
         return False
+
+
+def _own(path: str, flags: int) -> int:
+    """Opens a file of the record itself: no link, which may lead out of it, and no pipe, which might never open."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _try_lock(lock: IO[str], kind: int) -> bool:
@@ -185,7 +190,8 @@ def write_bytes(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with refusals(f"{path} cannot be written"):
         try:
-            with temporary.open("wb") as file:
+            temporary.unlink(missing_ok=True)  # of a process that was killed, or a link out of the folder
+            with temporary.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

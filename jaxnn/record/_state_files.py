@@ -5,9 +5,11 @@ import contextlib
 import errno
 import hashlib
 import importlib
+import io
 import json
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import threading
@@ -22,13 +24,14 @@ import numpy as np
 
 from jaxnn._compat import configure_orbax_logging
 from jaxnn.parallel import PINNED, broadcast_from_primary, fetching, is_primary
+from jaxnn.record._schemas import CHECKPOINT, parse
 from jaxnn.types import JaxnnError, PyTree, RecordError
 
 ITEM = "default"  # the folder of the arrays in a run's checkpoint
 ABOUT_FILE = "checkpoint.json"  # its step, metrics, and the number and digest of the lines of metrics.jsonl up to it
 UNFINISHED = ".unfinished"  # the suffix of a folder while it is written
-# The errors of Orbax for a checkpoint of another tree, and for one that it cannot write.
-UNREADABLE = (ValueError, KeyError, TypeError, OSError)
+# The errors of Orbax for a checkpoint of another tree, or of none, and for one that it cannot write.
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError)
 UNWRITABLE = (OSError, ValueError)
 # Orbax expands a path with one of the first three as a pattern, and TensorStore reads a backslash as a slash.
 SPECIAL = frozenset("*?[\\")
@@ -88,8 +91,11 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def read_about(checkpoint: Path) -> Any:
-    """Reads ``checkpoint.json``: the ``step``, the finite ``metrics`` by name, the ``log`` or None."""
-    return json.loads((checkpoint / ABOUT_FILE).read_text())
+    """Reads ``checkpoint.json``: the ``step``, the finite ``metrics`` by name, the ``log`` or None.
+
+    OSError or ValueError if it is missing or damaged.
+    """
+    return parse(read_file(checkpoint / ABOUT_FILE), CHECKPOINT)
 
 
 def preload_orbax() -> None:
@@ -273,7 +279,7 @@ def find_damage(folder: Path, step: int | None = None) -> str | None:
     """Describes the damage to a saved state, which must be that of ``step`` in a run; None if there is none."""
     changed = "has other bytes than were saved"
     try:
-        head, _, lines = (folder / SUMS_FILE).read_text().partition("\n")
+        head, _, lines = read_file(folder / SUMS_FILE).decode().partition("\n")
     except FileNotFoundError:
         return f"its file {SUMS_FILE} is missing"
     except (OSError, ValueError):
@@ -297,12 +303,15 @@ def find_damage(folder: Path, step: int | None = None) -> str | None:
     if ABOUT_FILE not in sums:
         return f"its file {ABOUT_FILE} is missing"
     # A copy of another step's checkpoint, or a link to one, is complete in itself.
-    saved = read_about(folder)["step"]
+    try:
+        saved = read_about(folder)["step"]
+    except ValueError as error:
+        return f"its file {ABOUT_FILE} cannot be used ({error})"
     return None if saved == step else f"it holds the state of step {saved}"
 
 
 def _digest(folder: Path, name: str) -> str:
-    with open(os.path.join(folder, name), "rb") as file:
+    with open_regular(os.path.join(folder, name)) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -313,6 +322,21 @@ def files_below(folder: Path) -> Iterator[str]:
         links = [name for name in folders if os.path.islink(os.path.join(place, name))]
         for name in (*files, *links):
             yield os.path.relpath(os.path.join(place, name), folder)
+
+
+def open_regular(path: Path | str) -> io.BufferedReader:
+    """Opens a file to read it; OSError if it is a pipe or a device, which might never end."""
+    file = open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is a pipe or a device")
+    return file
+
+
+def read_file(path: Path | str) -> bytes:
+    """Reads a file; OSError as `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
 
 
 def sync(path: Path | str) -> None:

@@ -14,9 +14,10 @@ from flax.traverse_util import flatten_dict
 
 from jaxnn.record._checkpoints import FOLDER
 from jaxnn.record._metric_log import WriterFacts
-from jaxnn.record._record_reader import read_metrics, read_run, read_sweep
+from jaxnn.record._record_reader import read_bytes, read_metrics, read_run, read_sweep
 from jaxnn.record._run_directory import new_run_dir, write_json
-from jaxnn.types import ConfigError
+from jaxnn.record._schemas import IDS, parse
+from jaxnn.types import ConfigError, RecordError
 
 IDS_FILE = "writers.json"
 
@@ -121,7 +122,13 @@ class Tracker:
 
     def _known(self) -> dict[str, Any]:
         """The ids of all writers in the record."""
-        return json.loads(self._file.read_text()) if self._file and self._file.exists() else {}
+        if self._file is None or not (content := read_bytes(self._file)):
+            return {}
+        try:
+            known: dict[str, Any] = parse(content, IDS)
+        except ValueError as error:
+            raise RecordError(f"{self._file} is damaged ({error}): delete it to start other runs there.") from error
+        return known
 
     def _checkpoints(self) -> str | None:
         """The folder of a run's checkpoints, if they are to be uploaded."""

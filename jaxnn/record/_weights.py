@@ -12,6 +12,7 @@ import numpy as np
 from flax import linen
 
 from jaxnn.record._run_directory import write_bytes
+from jaxnn.record._state_files import open_regular
 from jaxnn.types import ConfigError, PyTree, RecordError
 
 SEPARATOR = "."
@@ -78,7 +79,7 @@ def load_weights(path: str | Path) -> dict[str, Any]:
         from safetensors import SafetensorError, safe_open
     try:
         # Not `safetensors.numpy.load_file`, which does not know bfloat16.
-        with safe_open(Path(path), framework="np") as file:
+        with open_regular(path), safe_open(Path(path), framework="np") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     # The last two for dtypes and shapes that NumPy does not have.
     except (OSError, SafetensorError, AttributeError, ValueError) as error:

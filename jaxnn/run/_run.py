@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -325,9 +324,13 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
     config = record.config_json(experiment.config)
     for name in found.facts["point"]:
         *way, last = name.split(".")
-        functools.reduce(operator.getitem, way, config)[last] = functools.reduce(
-            operator.getitem, (*way, last), found.facts["config"]
-        )
+        of_member, of_config = found.facts["config"], config
+        try:
+            for part in way:
+                of_member, of_config = of_member[part], of_config[part]
+            of_config[last] = of_member[last]
+        except (KeyError, TypeError) as error:
+            raise RecordError(f"the sweep in {path} swept {name!r:.60}, which no config has: it is damaged.") from error
     experiment = dataclasses.replace(experiment, config=record.config_from_json(config, experiment.config))
     check_same_config(found.facts["config"], experiment.config, "sweep", path, but="num_steps")
     opened = open_run(path, experiment, member=number)

@@ -92,7 +92,7 @@ def _check_agreement(folders: Sequence[Path], parts: Sequence[Mapping[str, Any]]
 def _read_part(path: Path, facts: Mapping[str, Any]) -> tuple[dict[int, Member], list[dict[str, Any]]]:
     """The members and the reports of a sweep or a shard; RecordError if the record of one that finished lacks any."""
     file = path / record.MEMBERS_FILE
-    found = [_member(line, path, facts) for line in record.read_lines(file, record.MEMBER)]
+    found = [_member(line, facts) for line in record.read_members(path, facts)]
     started = {number for group in facts["groups"] for number in group["members"]}
     # The first shard has the members that cannot be run.
     started |= set() if facts["options"].get("shard") else {*range(len(facts["points"]))}
@@ -109,7 +109,7 @@ def _read_part(path: Path, facts: Mapping[str, Any]) -> tuple[dict[int, Member],
     return members, lines
 
 
-def _member(line: Mapping[str, Any], path: Path, facts: Mapping[str, Any]) -> Member:
+def _member(line: Mapping[str, Any], facts: Mapping[str, Any]) -> Member:
     killed = facts["status"] == "interrupted" and line["status"] == "running"
     return Member(
         index=line["member"],
@@ -160,11 +160,12 @@ def restored_groups(
     ``devices``; None: over all. RecordError if there is no checkpoint.
     """
     for folder in record.sweep_folders(path):
-        for number, facts in enumerate(record.read_sweep(folder)["groups"]):
+        whole = record.read_sweep(folder)
+        for number, facts in enumerate(whole["groups"]):
             found = [member for member in members if member.index in facts["members"]]
             if not found:
                 continue
-            record.check_trained(folder, facts)
+            record.check_trained(folder, whole, facts)
             # As recorded: the experiment given now may have other values for the fields that were not swept.
             configs = [record.config_from_json(dict(member.config), experiment.config) for member in found]
             for config in configs:

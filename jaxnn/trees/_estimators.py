@@ -21,7 +21,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
 from jaxnn.data import BinnedSource, Bins, check_resolution, learn_bins
-from jaxnn.record import first_line, with_tuples, write_bytes
+from jaxnn.record import first_line, read_file, with_tuples, write_bytes
 from jaxnn.run import export_function, fit
 from jaxnn.trees._boosting import Boosting, boosting, experiment, predict_scores, predictor, split_start
 from jaxnn.trees._explanations import importances
@@ -225,7 +225,7 @@ class _GradientBoosting(BaseEstimator):
         RecordError if the file is missing or damaged, or holds what no `save` writes.
         """
         try:
-            arrays, facts = unpack(Path(path).read_bytes())
+            arrays, facts = unpack(read_file(path))
             if facts["class"] != cls.__name__:
                 raise ValueError(f"it holds a {facts['class']!s:.60}")
             if facts["own_objective"] != (objective is not None):

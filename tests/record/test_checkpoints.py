@@ -290,23 +290,32 @@ def test_damage_to_any_file_is_named_and_not_loaded(saved, tmp_path):
 def test_sums_list_exactly_the_files_below(copy, tmp_path):
     (copy / "2" / "default" / "d" / "more").write_text("")
     assert find_damage(copy / "2") == "its file default/d/more was not there when it was saved"
-    # A list that names a file elsewhere does not have it read.
+
+    def sign(step: int, lines: str) -> None:
+        head = f"# sha256 of the lines below: {hashlib.sha256(lines.encode()).hexdigest()}\n"
+        (copy / f"{step}" / SUMS_FILE).write_text(head + lines)
+
+    # A list that names a file elsewhere does not have it read; one that fits a wrong file does not make it right.
     (tmp_path / "elsewhere").write_text("mine")
-    lines = (copy / "3" / SUMS_FILE).read_text().partition("\n")[2] + f"{'0' * 64}  ../../elsewhere\n"
-    head = f"# sha256 of the lines below: {hashlib.sha256(lines.encode()).hexdigest()}\n"
-    (copy / "3" / SUMS_FILE).write_text(head + lines)
+    lines = (copy / "3" / SUMS_FILE).read_text().partition("\n")[2]
+    sign(3, lines + f"{'0' * 64}  ../../elsewhere\n")
     assert find_damage(copy / "3") == "its file ../../elsewhere is missing"
+    for about in ('{"step": "3", "metrics": {}}', '{"step": 3, "metrics": [1]}', "[" * 9_999):
+        (copy / "3" / "checkpoint.json").write_text(about)
+        sign(3, re.sub(r"\w+(?=  checkpoint.json)", hashlib.sha256(about.encode()).hexdigest(), lines))
+        assert str(find_damage(copy / "3", 3)).startswith("its file checkpoint.json cannot be used (it")
 
 
 def test_newest_undamaged_checkpoint_is_restored_and_damaged_ones_are_moved(copy):
-    flip(copy / "3" / "default" / "_METADATA")
+    (copy / "3" / "checkpoint.json").write_text('{"metrics": ')
     (copy / "2" / "checkpoint.json").unlink()
+    (copy / "007").mkdir()  # not the name of a step
     checkpoints = Checkpoints(copy)
-    assert checkpoints.best() == 3, "damaged metrics hide other checkpoints"
+    assert checkpoints.best() == 1, "damaged metrics hide other checkpoints"
     restored = checkpoints.restore_newest(make_state(0))
     assert restored is not None and restored.step == 1
     assert_equal(restored.state, make_state(1))
-    damages = {3: f"its file default/_METADATA {CHANGED}", 2: "its file checkpoint.json is missing"}
+    damages = {3: f"its file checkpoint.json {CHANGED}", 2: "its file checkpoint.json is missing"}
     assert restored.damaged == [*damages.items()]
     for step, what in restored.damaged:
         message = checkpoints.set_aside(step, what)
@@ -321,12 +330,6 @@ def test_newest_undamaged_checkpoint_is_restored_and_damaged_ones_are_moved(copy
     assert restored is not None and [step for step, _ in restored.damaged] == [3]
     assert checkpoints.set_aside(*restored.damaged[0]).endswith(f"{copy / 'damaged' / '3-2'}")
     checkpoints.close()
-
-
-def test_unreadable_metrics_are_unmeasured(copy):
-    (copy / "3" / "checkpoint.json").write_text('{"metrics": ')
-    (copy / "007").mkdir()  # not the name of a step
-    assert Checkpoints(copy).best() == 2 and Checkpoints(copy).steps() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("moment", ["sums", "name"])

@@ -74,21 +74,14 @@ def test_metrics_are_cut_where_their_damage_begins(undamaged, tmp_path, damage, 
 
 def test_training_resumes_with_damaged_metrics(halved, capsys):
     lines = (halved / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    (halved / "metrics.jsonl").write_bytes(b"".join([lines[0], *lines[2:]]))
+    after = b'{"step": 25, "train_loss": 7.0}\n{"st'  # the checkpoint: no damage
+    (halved / "metrics.jsonl").write_bytes(b"".join([lines[0], *lines[2:], after]))
     run = resume(halved, progress="plain")
     assert run.metrics["step"].tolist() == [line["step"] for line in tiny.lines(halved)] == [5, 15, 20, 25, 30, 35, 40]
+    assert run.metrics["train_loss"][3] < 7
     (message,) = tiny.read(halved)["resumed"][0]["damaged"]
     assert "metrics.jsonl" in message and "step 20" in message
     assert message in " ".join(capsys.readouterr().out.split())
-
-
-def test_metrics_after_the_checkpoint_are_cut_silently(undamaged, halved):
-    with (halved / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 25, "train_loss": 7.0}\n{"st')
-    resume(halved)
-    assert [line["step"] for line in tiny.lines(halved)] == [*range(5, 41, 5)]
-    assert tiny.lines(halved)[:4] == tiny.lines(undamaged) and tiny.lines(halved)[4]["train_loss"] < 7
-    assert tiny.read(halved)["resumed"][0]["damaged"] == [] and not list(halved.glob("metrics.damaged*"))
 
 
 def test_lines_without_their_member_are_damage(tmp_path):
@@ -177,6 +170,23 @@ def test_damaged_options_are_named_by_resume(halved):
         (halved / "run.json").write_text(json.dumps(facts | changes))
         with pytest.raises(RecordError, match=words):
             resume(halved)
+
+
+def test_links_out_of_a_record_and_pipes_in_it_are_refused(halved, sweep, tmp_path):
+    (outside := tmp_path / "mine").touch()
+    for name in (".lock", "metrics.jsonl"):
+        for put in (lambda file: file.symlink_to(outside), os.mkfifo):
+            (file := Path(shutil.copytree(halved, tmp_path / "copy")) / name).unlink()
+            put(file)
+            with pytest.raises(RecordError, match=f"{name} cannot be"):
+                resume(file.parent)
+            shutil.rmtree(file.parent)
+    (halved / "curves.png").symlink_to(outside)
+    main(["plot", str(halved)])
+    assert outside.read_text() == "" and (halved / "curves.png").read_bytes()
+    (sweep / "members.jsonl").write_text((sweep / "members.jsonl").read_text().replace(": null}", ': "../run"}'))
+    with pytest.raises(RecordError, match="a folder of member 0 elsewhere"):
+        jn.open_sweep(sweep)
 
 
 def test_control_characters_of_a_record_are_escaped(halved, sweep, tmp_path, capsys):

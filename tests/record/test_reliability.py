@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import jaxnn as jn
@@ -67,33 +66,19 @@ def test_loading_a_record_imports_nothing_that_it_names(tmp_path, monkeypatch, c
             assert status == "finished" or re.search(asked, said), said
 
 
-# Audit events report each name that is unpickled, and each shell.
-WATCHED = """
+LEFT_OPEN = """
 import sys
-from pathlib import Path
-import numpy as np
 import jaxnn as jn
 from tests import tiny
-
-seen = []
-sys.addaudithook(lambda event, arguments: seen.append((event, arguments)) if event in EVENTS else None)
-EVENTS = ("pickle.find_class", "os.system", "os.exec", "ctypes.call_function")
-folder = Path(sys.argv[1])
-run = tiny.fit(tiny.experiment(), resume=folder / "run")
-run.best_state()
-jn.load_checkpoint(folder / "state", {"w": np.zeros(3)})
-print(run.summary.status, seen)
-loop = iter(jn.iterate(tiny.experiment(), run_dir=folder / "left", checkpoint_every=5, **tiny.HOW))
+loop = iter(jn.iterate(tiny.experiment(), run_dir=sys.argv[1], checkpoint_every=5, **tiny.HOW))
 print(next(loop).step)
 """
 
 
 @pytest.mark.slow
-def test_loading_unpickles_nothing_and_a_loop_left_open_at_exit_completes_its_record(tmp_path):
-    tiny.fit(tiny.experiment(), tmp_path / "run")
-    jn.save_checkpoint(tmp_path / "state", {"w": np.ones(3)})
-    done = shell.python("-c", WATCHED, tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "finished []\n5\n", "")
+def test_loop_left_open_at_exit_completes_its_record(tmp_path):
+    done = shell.python("-c", LEFT_OPEN, tmp_path / "left")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "5\n", "")
     assert tiny.read(tmp_path / "left")["status"] == "interrupted"
     assert tiny.fit(tiny.experiment(), resume=tmp_path / "left").summary.status == "finished"
 
@@ -117,6 +102,8 @@ CLAIMS = {
         r"^resumes seen, each from the newest complete checkpoint +([2-9]|\d\d)": 1,
         r"^runs finished, each bitwise that of an undisturbed one +[1-9]": 1,
     },
+    # It exits with 1 if reading runs code, hangs or has a traceback.
+    "hostile_records.py --quick": {r"^(run|sweep)\.json +\d+ +\d+ +\d+(  +0){6}$": 4},
     # A run resumes from the checkpoint before a damaged one.
     "torture.py corruption --most-files 1": {"1 of 1": 4},
     # The memory of a long run does not grow.

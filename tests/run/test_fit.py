@@ -368,6 +368,9 @@ def test_tensorboard_continues_its_events(tmp_path):
         if report.step == 15:
             assert [event.step for event in events("late/tensorboard").Scalars("train_loss")] == [5, 10]
             break
+    (tmp_path / "late" / "writers.json").write_text('{"tensorboard": {"": 7}}')
+    with pytest.raises(jn.RecordError, match=r"writers\.json is damaged .its tensorboard\. is 7"):
+        tiny.fit(tiny.experiment(), resume=tmp_path / "late")
     (tmp_path / "late" / "writers.json").unlink()
     shutil.rmtree(tmp_path / "late" / "tensorboard")
     tiny.fit(tiny.experiment(), resume=tmp_path / "late")
