@@ -22,7 +22,7 @@ from jaxnn.engine import RunOptions, with_changes
 from jaxnn.observe import any_text, drop_output, is_of_output
 from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_run
 from jaxnn.run import KEPT_OPTIONS, RESUMABLE, Run, fit, open_run
-from jaxnn.types import USUAL_NAMES, ConfigError, Experiment
+from jaxnn.types import USUAL_NAMES, ConfigError, Experiment, suggest
 
 if TYPE_CHECKING:
     from jaxnn.advice import Advice
@@ -96,6 +96,8 @@ def main(
             return None
         if arguments and arguments[0] in COMMANDS:
             command, *arguments = arguments
+        elif arguments and not arguments[0].startswith("-"):
+            raise ConfigError(f"there is no command {arguments[0]!r}: {suggest(arguments[0], [*COMMANDS, *commands])}.")
         else:  # the directory of a sweep is resumed as one without the word
             command = "sweep" if points is not None or (resumed is not None and is_sweep(resumed)) else "run"
         if command != "run":

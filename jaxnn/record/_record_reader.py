@@ -126,7 +126,7 @@ def read_run(path: Path) -> dict[str, Any]:
     check_name(path)
     file = path / RUN_FILE
     if not file.is_file():
-        raise RecordError(f"{path} holds no run (no {RUN_FILE} in it): give that of one run; `jaxnn runs` lists them.")
+        raise RecordError(f"{path} holds no run (no {RUN_FILE} in it): `jaxnn runs` lists the directories of runs.")
     return _read_facts(file, RUN)
 
 

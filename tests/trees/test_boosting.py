@@ -522,7 +522,7 @@ ERRORS: dict[type[jn.JaxnnError], dict[str, Callable[[], Any]]] = {
         "num_trees=2, and the config num_steps=4": lambda: tiny.fit(experiment(num_trees=2)),
         "boosting max_bins=20: give it": lambda: tiny.fit(experiment(max_bins=20)),
         "bins.num_categories": lambda: tiny.fit(experiment(categorical={3: 2})),
-        "categorical columns (3,), and boosting has ()": lambda: tiny.fit(experiment(categorical=())),
+        "boosting has (): give boosting categorical=splits": lambda: tiny.fit(experiment(categorical=())),
         f"set eval_batch_size={len(QUERIES)}": lambda: fit_ranks({"eval_batch_size": 20}),
     },
     jn.DataError: {
@@ -534,8 +534,10 @@ ERRORS: dict[type[jn.JaxnnError], dict[str, Callable[[], Any]]] = {
         "targets, whose deviation is 2.77e-19": lambda: fit_targets(trees.squared_error(), np.arange(ROWS) * 1e-20),
         "targets, whose deviation is nan": lambda: trees.GradientBoostingRegressor().fit(INPUTS, LATE * 1e200),
         "float32, but classification needs": lambda: fit_targets(trees.cross_entropy(3), np.arange(ROWS) % 3 * 1.0),
-        "labels must be 0 to 1": lambda: fit_targets(trees.cross_entropy(2), np.arange(ROWS) % 2 + 1),
         "train: a target is -1, below 0": lambda: fit_targets(trees.poisson(), np.full(ROWS, -1.0)),
+        "trees need the columns as bins": lambda: tiny.fit(
+            dataclasses.replace(experiment(), data=lambda config: jn.data.arrays((np.ones((ROWS, 4)), np.ones(ROWS))))
+        ),
         "one target a row": lambda: fit_targets(trees.squared_error(), np.zeros((ROWS, 1))),
         "needs the query of each row": lambda: fit_ranks({}, train=(INPUTS, GRADES), test=(INPUTS, GRADES)),
         "test: the rows of query 0 are not side": lambda: fit_ranks({}, test=(INPUTS, GRADES, QUERIES % 2)),
