@@ -63,7 +63,7 @@ class Objective(NamedTuple):
 
 
 def derivatives(objective: Objective, scores: Any, targets: Any, queries: Any, weights: Any) -> Any:
-    """Reported losses ``[rows]``, gradients and Hessians ``[rows, outputs]`` at ``scores [rows, outputs]``; 0 of weight 0."""
+    """Reported losses ``[rows]``, gradients, Hessians ``[rows, outputs]`` at ``scores``; 0 where the weight is."""
     at = scores[:, 0] if objective.num_outputs == 1 else scores
     if objective.derivatives is not None:
         losses = objective.loss(at, targets, queries, weights)
