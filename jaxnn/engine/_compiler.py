@@ -1,14 +1,8 @@
 """The programs of a population, compiled ahead of time and entered in the ledger with their cause."""
 
-import atexit
-import concurrent.futures
 import dataclasses
 import functools
 import math
-import os
-import signal
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -97,7 +91,7 @@ class Programs:
         with self.clock.span("compile", f"compiling the programs{_of_members(shape)}"):
             # Traced here, in the caller's JAX contexts; only XLA runs in other threads.
             lowered = [self._lower(key, cause) for key in missing]
-            done = _compiled_in_threads(lowered)
+            done = observe.compiled_in_threads(lowered)
         for key, (program, entry) in zip(missing, done, strict=True):
             self._compiled[key] = program
             self.ledger.append(entry)
@@ -346,7 +340,7 @@ class Programs:
     def _program(self, key: tuple[Any, ...], cause: str) -> Any:
         if key not in self._compiled:
             with self.clock.span("compile", f"compiling the program to {' '.join(map(str, key[::2]))}"):
-                ((self._compiled[key], entry),) = _compiled_in_threads([self._lower(key, cause)])
+                ((self._compiled[key], entry),) = observe.compiled_in_threads([self._lower(key, cause)])
             self.ledger.append(entry)
         return self._compiled[key]
 
@@ -472,32 +466,3 @@ def _rows_of(values: dict[str, jax.Array], rows: jax.Array) -> dict[str, jax.Arr
 
 def _of_members(shape: Shape | None) -> str:
     return "" if shape is None else f" of {shape.chunks} × {shape.lanes} members"
-
-
-def _compiled_in_threads(programs: Sequence[observe.Lowered]) -> list[Any]:
-    """Compiles all ``programs`` at once; KeyboardInterrupt ends the wait."""
-    found = [concurrent.futures.Future[Any]() for _ in programs]
-
-    def compile_one(program: observe.Lowered, future: concurrent.futures.Future[Any]) -> None:
-        try:
-            future.set_result(program.compile())
-        except BaseException as error:
-            future.set_exception(error)
-
-    # Not by an executor, which waits for XLA also after KeyboardInterrupt: that may take minutes.
-    for given in zip(programs, found, strict=True):
-        threading.Thread(target=compile_one, args=given, name="compile", daemon=True).start()
-    at_exit = functools.partial(_end_of_compilation, found)
-    atexit.register(at_exit)
-    concurrent.futures.wait(found)
-    atexit.unregister(at_exit)
-    return [future.result() for future in found]
-
-
-def _end_of_compilation(found: Sequence[concurrent.futures.Future[Any]]) -> None:
-    """Ends an interpreter that Ctrl-C ends without waiting; another one waits, as XLA must not run after it."""
-    if isinstance(getattr(sys, "last_exc", None), KeyboardInterrupt):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(128 + signal.SIGINT)
-    concurrent.futures.wait(found)
