@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from jaxnn.types import ConfigError, check_int
 
 __all__ = ["Halving", "Points", "choice", "grid", "halving", "integers", "log_uniform", "random", "uniform", "zip"]
 
+NAME = "name"  # in a point, the name of its member, unless the config has such a field
 LOG_RATIO = 8.0  # of the largest to the smallest value, from which evenly spaced powers get a logarithmic axis
 SCALES = ("linear", "log", "nominal")  # points that are joined share the later of theirs
 
@@ -195,6 +197,32 @@ def override(points: Points, axes: Mapping[str, list[Any]]) -> Points:
     added = grid(**axes)
     scales = {name: scale for name, scale in points.scales.items() if name not in axes}
     return Points(tuple({**kept, **new} for kept in rest for new in added), {**scales, **added.scales})
+
+
+def named(points: Mapping[str, Mapping[str, Any] | Points], config: Any) -> Points:
+    """Returns the points of a dict, each with its key as ``name``; fields that some lack are as in ``config``.
+
+    A value is the fields of one member, or the points of several with one name, such as seeds. ConfigError if there is
+    none, or the config has a field ``name``.
+    """
+    if not points:
+        raise ConfigError("a sweep needs points, and the dict of them is empty.")
+    if hasattr(config, NAME):
+        raise ConfigError("points have names, and the config a field 'name': sweep that instead, as in grid(name=[…]).")
+    rows: list[dict[str, Any]] = []
+    for name, given in points.items():
+        if not isinstance(given, Mapping | Points):
+            raise ConfigError(
+                f"the point {name!r} is {given!r:.60}: give its fields as a dict, or points as of jn.grid."
+            )
+        rows += [{NAME: str(name), **point} for point in (given if isinstance(given, Points) else [given])]
+
+    def default(field: str) -> Any:
+        return functools.reduce(lambda owner, part: getattr(owner, part, None), field.split("."), config)
+
+    fields = {field: default(field) for row in rows for field in row}
+    columns = {field: [row.get(field, value) for row in rows] for field, value in fields.items()}
+    return _points(columns, builtins.zip(*columns.values(), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ closed over. A frozen dataclass is a value.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -81,6 +82,11 @@ class JaxnnError(ValueError):
 
     def __str__(self) -> str:
         return printable(super().__str__())
+
+    def add_note(self, note: str, /) -> None:
+        """Leaves out JAX's note about its frames in tracebacks, which would be the last line, after the message."""
+        if "JAX_TRACEBACK_FILTERING" not in note:
+            super().add_note(note)
 
 
 class ConfigError(JaxnnError):
@@ -426,11 +432,14 @@ def is_half(dtype: Any) -> bool:
 
 
 def warn(message: str) -> None:
-    """Warns of ``message`` at the line that called jaxnn, also through a cached property."""
+    """Warns of ``message`` at the line that called jaxnn, also through a cached property or a context."""
     # Python 3.12 skips no file by its full name.
     warnings.warn(
         printable(message),
-        skip_file_prefixes=(__file__.removesuffix("types.py"), functools.__file__.removesuffix(".py")),
+        skip_file_prefixes=(
+            __file__.removesuffix("types.py"),
+            *(str(module.__file__).removesuffix(".py") for module in (contextlib, functools)),
+        ),
     )
 
 
@@ -439,7 +448,7 @@ def suggest(word: object, known: Iterable[str]) -> str:
     known = sorted(known)
     near = nearest(word, known)
     listed = ", ".join(map(repr, known)) or "none"
-    return (f"did you mean {near!r}? " if near else "") + f"Known are {listed}"
+    return f"did you mean {near!r}? Known are {listed}" if near else f"known are {listed}"
 
 
 def nearest(word: object, known: Iterable[str]) -> str | None:

@@ -167,6 +167,8 @@ def one_line_errors() -> Iterator[None]:
                 hint = f"did you mean {part.removeprefix(meant).split()[0]}?"
         # Values that an options class refuses are named in its own message.
         message = re.sub(r"^Error parsing \w+: ", "", message).rstrip(".")
+        if commas := re.search(r"arguments: \['([^' ]+,[^' ]+)'\]$", message):
+            hint = f"separate values by spaces, as {commas[1].replace(',', ' ')}."
         raise ConfigError(f"{message}; {hint.rstrip('.')}{'' if hint.endswith('?') else '.'}") from None
 
 

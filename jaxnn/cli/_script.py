@@ -22,7 +22,7 @@ from jaxnn.engine import RunOptions, with_changes
 from jaxnn.observe import any_text, drop_output, is_of_output
 from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_member, read_run
 from jaxnn.run import RESUMABLE, Run, continued_names, fit, open_run
-from jaxnn.types import USUAL_NAMES, ConfigError, Experiment
+from jaxnn.types import USUAL_NAMES, ConfigError, Experiment, suggest
 
 if TYPE_CHECKING:
     from jaxnn.advice import Advice
@@ -46,7 +46,7 @@ def main(
     experiment: Experiment[Any],
     argv: Sequence[str] | None = None,
     *,
-    points: Points | Halving | None = None,
+    points: Points | Halving | Mapping[str, Mapping[str, Any] | Points] | None = None,
     options: RunOptions | None = None,
     commands: Mapping[str, Callable[..., Any]] = {},
     at_end: str | None = None,
@@ -69,7 +69,7 @@ def main(
     Args:
         experiment: what the script defines.
         argv: the command line without the program's name; default: the process's.
-        points: the script sweeps these unless the first word is another command.
+        points: the script sweeps these, as `sweep` takes them, unless the first word is another command.
         options: the script's own run options, the defaults of their flags in runs and sweeps. With ``--resume`` those
             that the record has come from there.
         commands: functions of the script by first word: ``NAME RUN`` calls ``function(run)`` with the run recorded in
@@ -96,6 +96,8 @@ def main(
             return None
         if arguments and arguments[0] in COMMANDS:
             command, *arguments = arguments
+        elif arguments and not arguments[0].startswith("-"):
+            raise ConfigError(f"there is no command {arguments[0]!r}: {suggest(arguments[0], [*COMMANDS, *commands])}.")
         else:  # the directory of a sweep is resumed as one without the word
             is_swept = resumed is not None and is_sweep(resumed) and given(arguments, "--member") is None
             command = "sweep" if points is not None or is_swept else "run"
@@ -156,7 +158,7 @@ def _call_with_run(experiment: Experiment[Any], command: Callable[..., Any], arg
 def _sweep(
     experiment: Experiment[Any],
     arguments: Sequence[str],
-    script: Points | Halving | None,
+    script: Points | Halving | Mapping[str, Mapping[str, Any] | Points] | None,
     defaults: RunOptions | None,
 ) -> Sweep:
     """Sweeps the points of the flags, or those of the ``script`` with the values that the flags replace."""
@@ -173,6 +175,7 @@ def _sweep(
             experiment, script = recorded_points(options.resume, experiment)
         elif script is not None and design.combine != "grid":
             raise ConfigError("--combine is for fields that the command line alone sweeps; the script has points.")
+        script = search.named(script, experiment.config) if isinstance(script, Mapping) else script
         halved, points = (script, script.points) if isinstance(script, search.Halving) else (None, script)
         if points is None and not many:
             raise ConfigError("nothing to sweep: give a field several values, as in --seed 0 1 2 3.")

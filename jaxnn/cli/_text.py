@@ -13,6 +13,7 @@ from jaxnn.engine import load_data
 from jaxnn.observe import printable
 from jaxnn.optim import evaluation_state
 from jaxnn.run import Run
+from jaxnn.types import ConfigError
 
 
 def text_command(network: Callable[[Any], Any]) -> Callable[..., None]:
@@ -36,6 +37,8 @@ def text_command(network: Callable[[Any], Any]) -> Callable[..., None]:
         seed: int = 0,
     ) -> None:
         """Prints a text that continues the prompt, token by token; a temperature of 0 takes the most likely ones."""
+        if not prompt:
+            raise ConfigError("--prompt is empty: give one character or more, such as the default, a line end.")
         splits, model, state = load_data(run.experiment), network(run.config), evaluation_state(run.state)
         vocabulary, window = splits.class_names, splits.train.as_batch(splits.train.read(np.arange(1))).inputs
         tokens = models.stream(

@@ -146,6 +146,8 @@ def arrays(
     if not isinstance(others, Mapping | None):
         raise DataError(f"others must be a dict of splits by name, not a {type(others).__name__}.")
     _examples.check_split_names(others or ())
+    if getattr(train, "ndim", 0) > getattr(test, "ndim", 0) == 1:
+        raise DataError("train and test are arrays of other shapes: give targets in a pair, arrays((inputs, targets)).")
     pairs = _examples.given_splits(train, test, validation) | dict(others or {})
     pairs, class_names = _examples.encode_labels(pairs, class_names)
     known = _examples.resolve_num_classes(class_names, num_classes)

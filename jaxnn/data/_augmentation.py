@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnn.data._arrays import Augmentation, IndexedSource
-from jaxnn.types import Batch, ConfigError, DataError, Splits, check_int, suggest
+from jaxnn.types import Batch, ConfigError, DataError, Splits, check_call, check_int, suggest
 
 INPUTS = ("inputs",)
 # Weights of red, green and blue in the luminance (Rec. 601), and the axes of the chrominance of YIQ.
@@ -45,6 +45,8 @@ def compose(*augmentations: Augmentation) -> Augmentation:
 
     >>> augment = jn.data.compose(jn.data.random_flip(), lambda key, batch: batch._replace(inputs=2 * batch.inputs))
     """
+    for each in augmentations:
+        check_call("an augmentation is a function (key, batch) -> batch, such as random_flip() returns", each, 2)
 
     def apply(key: jax.Array, batch: Batch) -> Batch:
         for index, augmentation in enumerate(augmentations):

@@ -45,7 +45,8 @@ def os_errors_named() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{error.filename} cannot be read: {error.strerror or error}.") from error
+        name = name if len(name := str(error.filename)) <= 500 else f"{name[:60]}…"  # a text in the place of its path
+        raise DataError(f"{name} cannot be read: {error.strerror or error}.") from error
 
 
 @os_errors_named()
@@ -184,7 +185,9 @@ def list_folder(root: Path, suffixes: tuple[str, ...], classes: Collection[str] 
                         left_out.append(path)
     # A class without any file is an error, which says as much.
     if left_out and all(files for kinds in listing.values() for files in kinds.values()):
-        warn(f"{len(left_out):,} files are left out, such as {left_out[0]}: they do not end in {', '.join(suffixes)}.")
+        warn(
+            f"files are left out ({len(left_out):,}), such as {left_out[0]}: they do not end in {', '.join(suffixes)}."
+        )
     return listing
 
 
@@ -221,6 +224,8 @@ def classified(
 
 def checked_file(path: Path) -> Path:
     """Returns ``path``; DataError if it is not a file: for example, opening a pipe would block forever."""
+    if not os.path.lexists(path):
+        raise DataError(f"{path} does not exist: correct the path.")
     if not path.is_file():
         raise DataError(f"{path} is not a regular file but a broken link, folder or pipe: remove or replace it.")
     return path

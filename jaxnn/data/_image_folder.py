@@ -118,7 +118,7 @@ def read_image(path: PathLike, image_size: tuple[int, int], *, grayscale: bool =
         ) from error
     # For damaged files Pillow raises OSError, SyntaxError, ValueError, ...
     except Exception as error:
-        raise DataError(f"{file} cannot be decoded as an image ({error}): replace it.") from error
+        raise DataError(f"{file} cannot be decoded as an image ({error}): replace or delete it.") from error
     return np.asarray(resized).reshape(*image_size, -1)
 
 
@@ -178,7 +178,15 @@ class ImageReader:
     def decode(self) -> np.ndarray:
         """Decodes all images in threads: uint8 ``[examples, height, width, channels]``."""
         images = np.empty((len(self), *self.size, 1 if self.grayscale else 3), np.uint8)
+
+        def decode_one(index: int) -> None:
+            images[index], _ = self[index]
+
         with ThreadPoolExecutor() as pool:
-            for index, (image, _) in enumerate(pool.map(self.__getitem__, range(len(self)))):
-                images[index] = image
+            pending = [pool.submit(decode_one, index) for index in range(len(self))]
+        errors = [error for one in pending if (error := one.exception()) is not None]
+        if len(errors) > 1 and all(isinstance(error, DataError) for error in errors):
+            raise DataError(f"{errors[0]} {len(errors):,} files of {len(self):,} are damaged.") from errors[0]
+        if errors:
+            raise errors[0]
         return images

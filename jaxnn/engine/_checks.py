@@ -73,6 +73,9 @@ def notes_on(programs: Programs, splits: Splits) -> list[tuple[str, str]]:
         if name != "train" and train is not None and source.examples is not None:
             if _holds(train.inputs, source.examples.inputs):
                 found.append(("leak", f"the rows of {name} are among those of train: it says nothing about new data"))
+    numbers = train.inputs.get("numbers") if train is not None and isinstance(train.inputs, Mapping) else None
+    if hasattr(splits.train, "columns") and numbers is not None and np.isnan(numbers).any():
+        found.append(("missing", "numbers of train are NaN where missing: jn.data.standardize(splits) replaces them"))
     if sums := programs.half_sums:
         more = f" (and {len(sums) - 1} more)" if len(sums) > 1 else ""
         remedy = "jn.nn.Dense, Conv, Embed and add_broadcast, with the parameters of Flax's, sum in float32"

@@ -1,6 +1,5 @@
 """The programs of a population, compiled ahead of time and entered in the ledger with their cause."""
 
-import concurrent.futures
 import dataclasses
 import functools
 import math
@@ -92,8 +91,7 @@ class Programs:
         with self.clock.span("compile", f"compiling the programs{_of_members(shape)}"):
             # Traced here, in the caller's JAX contexts; only XLA runs in other threads.
             lowered = [self._lower(key, cause) for key in missing]
-            with concurrent.futures.ThreadPoolExecutor(max(1, len(lowered))) as pool:
-                done = list(pool.map(observe.Lowered.compile, lowered))
+            done = observe.compiled_in_threads(lowered)
         for key, (program, entry) in zip(missing, done, strict=True):
             self._compiled[key] = program
             self.ledger.append(entry)
@@ -342,7 +340,7 @@ class Programs:
     def _program(self, key: tuple[Any, ...], cause: str) -> Any:
         if key not in self._compiled:
             with self.clock.span("compile", f"compiling the program to {' '.join(map(str, key[::2]))}"):
-                self._compiled[key], entry = self._lower(key, cause).compile()
+                ((self._compiled[key], entry),) = observe.compiled_in_threads([self._lower(key, cause)])
             self.ledger.append(entry)
         return self._compiled[key]
 

@@ -215,9 +215,11 @@ def with_changes[Options](options: Options, changes: Mapping[str, Any], config: 
     for name in (name for name in changes if name not in known):
         field = nearest(name, fields)
         if field is not None and nearest(name, [*known, *fields]) == field:
+            no_option = "" if name == field else f"there is no run option {name!r}, and "
+            updates = ", in updates, not epochs" if "epoch" in name else ""
             raise ConfigError(
-                f"there is no run option {name!r}, and {field!r} is a field of the config: set it with "
-                f"experiment.replace({field}=…)."
+                f"{no_option}{field!r} is a field of the config, not a run option: set it with "
+                f"experiment.replace({field}=…){updates}."
             )
         raise ConfigError(f"there is no run option {name!r}: {suggest(name, known)}.")
     changed = dataclasses.replace(options, **changes)

@@ -97,7 +97,9 @@ def _inputs_like(examples: PyTree, inputs: PyTree) -> PyTree:
             with np.errstate(invalid="ignore"):
                 converted = given.astype(example.dtype)
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"the inputs to predict are not one array of numbers ({error}).") from error
+            of_texts = ": encode texts by vocabulary(splits).encode, read images by read_image"
+            remedy = of_texts if "str_" in f"{error}" else ""
+            raise ConfigError(f"the inputs to predict are not one array of numbers ({error}){remedy}.") from error
         if given.size == 0 or given.ndim == 0:
             raise ConfigError(f"predict needs inputs [examples, ...], not {list(given.shape)}.")
         # Fractions cast to pixels or tokens would all be 0.

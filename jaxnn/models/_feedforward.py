@@ -94,6 +94,8 @@ class TableMLP(linen.Module):
     @linen.compact
     def __call__(self, inputs: Mapping[str, jax.Array], train: bool = False) -> jax.Array:
         """``numbers`` and ``categories [batch, columns]``, of which one may lack, to ``[batch, features[-1]]``."""
+        if not isinstance(inputs, Mapping):
+            raise DataError("TableMLP takes the dicts of jn.data.table, not an array: use jn.models.MLP.")
         x, ids = inputs.get("numbers"), inputs.get("categories")
         columns = 0 if ids is None else ids.shape[1]
         if columns != len(self.num_categories):

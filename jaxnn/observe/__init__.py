@@ -34,6 +34,7 @@ from jaxnn.observe._programs import (
     Compilation,
     Lowered,
     compile_totals,
+    compiled_in_threads,
     implementations,
     lower_ahead,
     operations,

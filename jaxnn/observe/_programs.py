@@ -1,12 +1,17 @@
 """Programs: what was compiled, why and how long it took, and what a traced one contains."""
 
+import atexit
 import collections
+import concurrent.futures
 import dataclasses
 import functools
 import hashlib
 import itertools
 import math
+import os
 import re
+import signal
+import sys
 import threading
 import time
 import types
@@ -366,3 +371,32 @@ def _product_flops(equation: Any) -> float:
             pairs = within * (within + 1) / 2 + (queries - within) * keys
         products = 4.0 * math.prod(left) / queries * pairs
     return float(products * _CUDNN[name])
+
+
+def compiled_in_threads(programs: Sequence[Lowered]) -> list[Any]:
+    """Compiles all ``programs`` at once; KeyboardInterrupt ends the wait."""
+    found = [concurrent.futures.Future[Any]() for _ in programs]
+
+    def compile_one(program: Lowered, future: concurrent.futures.Future[Any]) -> None:
+        try:
+            future.set_result(program.compile())
+        except BaseException as error:
+            future.set_exception(error)
+
+    # Not by an executor, which waits for XLA also after KeyboardInterrupt: that may take minutes.
+    for given in zip(programs, found, strict=True):
+        threading.Thread(target=compile_one, args=given, name="compile", daemon=True).start()
+    at_exit = functools.partial(_end_of_compilation, found)
+    atexit.register(at_exit)
+    concurrent.futures.wait(found)
+    atexit.unregister(at_exit)
+    return [future.result() for future in found]
+
+
+def _end_of_compilation(found: Sequence[concurrent.futures.Future[Any]]) -> None:
+    """Ends an interpreter that Ctrl-C ends without waiting; another one waits, as XLA must not run after it."""
+    if isinstance(getattr(sys, "last_exc", None), KeyboardInterrupt):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(128 + signal.SIGINT)
+    concurrent.futures.wait(found)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import ArrayLike
 
@@ -403,8 +404,10 @@ def is_decayed(params: Params) -> Any:
 
 
 def check_range(where: str, name: str, value: Any, high: float = math.inf, *, positive: bool = False) -> None:
-    """Raises ConfigError for a number outside 0…``high``, NaN, or 0 if ``positive``; JAX arrays and tracers pass."""
-    if isinstance(value, numbers.Real) and not (0 <= float(value) <= high and (float(value) > 0 or not positive)):
+    """Raises ConfigError unless ``value`` is a number in 0…``high``, > 0 if ``positive``; arrays and tracers pass."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    is_inside = is_number and 0 <= float(value) <= high and (float(value) > 0 or not positive)
+    if not is_inside and not isinstance(value, jax.Array | np.ndarray):
         allowed = "> 0" if positive else ">= 0"
         if high < math.inf:
             allowed = f"> 0 and <= {high:g}" if positive else f"in 0…{high:g}"

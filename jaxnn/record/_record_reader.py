@@ -25,7 +25,7 @@ def read_run(path: Path) -> dict[str, Any]:
     if not file.is_file() and is_sweep(path):
         raise RecordError(f"{path} holds a sweep, not a run: name one of its members, the first by member=0.")
     if not file.is_file():
-        raise RecordError(f"{path} holds no run (no {RUN_FILE} in it): give that of one run; `jaxnn runs` lists them.")
+        raise RecordError(f"{path} holds no run (no {RUN_FILE} in it): `jaxnn runs` lists the directories of runs.")
     return _read_facts(file, RUN)
 
 

@@ -133,6 +133,7 @@ class Interruption:
                 number = inbox.recv(1)[0]
             except TimeoutError:
                 self._expire()
+                continue
             if number == OVER:
                 return
             if number == AGAIN:

@@ -138,7 +138,8 @@ def compare(a: Comparable, b: Comparable, metric: str | None = None) -> Comparis
     scored = [_scored(name, side, by, metric) for name, side in zip("AB", sides, strict=True)]
     common = [key for key in scored[0] if key in scored[1] and not any(math.isnan(side[key][1]) for side in scored)]
     if not common:
-        keys = ["; ".join(show_point({name: one.fields[name] for name in by}) for one, _ in s.values()) for s in scored]
+        shown = [[show_point({name: one.fields[name] for name in by}) for one, _ in s.values()] for s in scored]
+        keys = ["; ".join([*each[:3], *["…"] * (len(each) > 3)]) for each in shown]
         raise ConfigError(
             f"no member of A has a partner in B with the same {' and '.join(by)}: A has {keys[0]}, and B {keys[1]}: "
             "train both with the same."

@@ -17,7 +17,7 @@ from flax.traverse_util import unflatten_dict
 from jaxnn.data import steps_per_epoch, without_data
 from jaxnn.engine import MemberLog, check_config, check_data, check_parts, make_init, make_step, num_evaluated
 from jaxnn.record import config_json, leaf_fields
-from jaxnn.search import Points
+from jaxnn.search import NAME, Points
 from jaxnn.steps import make_evaluate_step
 from jaxnn.sweeps._members import show_point
 from jaxnn.types import ConfigError, Examples, Experiment, JaxnnError, Splits, suggest, warn
@@ -111,17 +111,20 @@ def plan_members(experiment: Experiment[Any], points: Points) -> list[PlannedMem
     for name in points.scales:
         if inner := [other for other in known if other.startswith(f"{name}.")]:
             raise ConfigError(f"the field {name!r} is a dataclass: sweep its fields, as in {inner[0]!r}.")
-        if name not in known:
+        if name not in (*known, NAME):
             raise ConfigError(f"the config has no field {name!r} to sweep: {suggest(name, known)}.")
     members = []
     for number, point in enumerate(points):
         member = PlannedMember(number, point, experiment)
         members.append(member)
         try:
-            member.point = {
-                name: _typed(value, operator.attrgetter(name)(experiment.config)) for name, value in point.items()
+            fields = {
+                name: _typed(value, operator.attrgetter(name)(experiment.config))
+                for name, value in point.items()
+                if name in known
             }
-            config = with_fields(experiment.config, member.point)
+            member.point = {**point, **fields}
+            config = with_fields(experiment.config, fields)
             config_json(config)
             check_config(config)
             member.experiment = dataclasses.replace(experiment, config=config)
@@ -173,6 +176,7 @@ def plan_groups(members: Sequence[PlannedMember], load: Loader) -> tuple[list[Gr
     """Returns the groups of members whose data load and whose program traces, others fail; and fields nothing reads."""
     runnable = [member for member in members if member.log.unfinished]
     names = list(dict.fromkeys(name for member in runnable for name in member.point))
+    names = [name for name in names if name != NAME or hasattr(runnable[0].experiment.config, NAME)]
     varying = [name for name in names if _varies(runnable, name)]
     # Floats and the seed are candidates for tracing.
     traced = [name for name in varying if name == "seed" or all(isinstance(m.point[name], float) for m in runnable)]

@@ -182,7 +182,9 @@ def checked_points(experiment: Experiment[Any], points: Points | Halving, option
         )
     points = points.points if isinstance(points, Halving) else points
     if not isinstance(points, Points):
-        raise ConfigError(f"a sweep needs points, not a {type(points).__name__}: make them with jn.grid or jn.search.")
+        raise ConfigError(
+            f"a sweep needs points, not a {type(points).__name__}: use jn.grid or jn.search, or name each in a dict."
+        )
     default = getattr(experiment.config, "batch_size", None)
     sizes = {size for point in points if isinstance(size := point.get("batch_size", default), int) and size > 0}
     for batch_size in sorted(sizes):

@@ -14,7 +14,7 @@ import numpy as np
 from jaxnn.observe import Table, short_path, text_table
 from jaxnn.record import metrics_of
 from jaxnn.run import Run, format_rate, format_split, open_run
-from jaxnn.search import Axis
+from jaxnn.search import NAME, Axis
 from jaxnn.sweeps import _members
 from jaxnn.sweeps._members import LOST, SEED, GroupRow, Groups, Member, count_by_status, show, show_field, show_point
 from jaxnn.tasks import check_direction, direction_of
@@ -63,8 +63,21 @@ class Sweep:
 
     @property
     def settings(self) -> tuple[Axis, ...]:
-        """The axes with more than one value except the seed."""
-        return tuple(axis for axis in self.axes if axis.name != SEED and len(axis.values) > 1)
+        """The axes with more than one value except the seed, and except fields that the names of members decide."""
+        return tuple(axis for axis in self._free_axes if len(axis.values) > 1)
+
+    @property
+    def _free_axes(self) -> tuple[Axis, ...]:
+        axes = tuple(axis for axis in self.axes if axis.name != SEED)
+        if NAME not in [axis.name for axis in axes] or any(NAME in member.config for member in self.members):
+            return axes
+
+        def decided(field: str) -> bool:
+            of: dict[str, Any] = {}
+            values = [(member.point[NAME], member.point[field]) for member in self.members]
+            return all(of.setdefault(name, value) == value for name, value in values)
+
+        return tuple(axis for axis in axes if axis.name == NAME or not decided(axis.name))
 
     @property
     def lost(self) -> tuple[Member, ...]:
@@ -203,7 +216,7 @@ class Sweep:
             metric: one metric; default: all.
         """
         if by is None:
-            by = [axis.name for axis in self.axes if axis.name != SEED]
+            by = [axis.name for axis in self._free_axes]
         names = (by,) if isinstance(by, str) else tuple(by)
         known = self.members[0].fields if self.members else names
         for name in names:

@@ -15,7 +15,7 @@ from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, closing_writers
 from jaxnn.observe import Clock, short_path
 from jaxnn.parallel import computing_on
 from jaxnn.record import WriterFacts, Writers, check_vacant, create_run_dir, open_record, preload_orbax
-from jaxnn.search import Halving, Points
+from jaxnn.search import Halving, Points, named
 from jaxnn.sweeps import _sweep_record
 from jaxnn.sweeps._groups import Group, reason
 from jaxnn.sweeps._members import LOST, count_by_status, show_point
@@ -31,7 +31,7 @@ FAILURES = (ConfigError, DataError, TrainingError, jax.errors.JaxRuntimeError, M
 
 def sweep(
     experiment: Experiment[Any],
-    points: Points | Halving | None = None,
+    points: Points | Halving | Mapping[str, Mapping[str, Any] | Points] | None = None,
     options: SweepOptions | None = None,
     **changes: Any,
 ) -> Sweep:
@@ -47,7 +47,8 @@ def sweep(
     Args:
         experiment: what is run; its config holds the fields that ``points`` do not set.
         points: what `grid`, `zip`, `random` make, a sum of these, or a `halving` of it; default: those of the sweep
-            that is resumed.
+            that is resumed. A dict names members, ``{"small": {}, "deep": jn.grid(depth=[9], seed=[0, 1])}``; fields
+            that one of them lacks are as in the config.
         options: how to run it.
         **changes: single sweep options, such as ``vmap_size=16`` or ``resume="runs/mnist/sweep-…"``.
     """
@@ -56,6 +57,7 @@ def sweep(
         if options.resume is None:
             raise ConfigError("a sweep needs points, such as jn.grid(seed=range(4)).")
         _, points = _sweep_record.recorded_points(options.resume, experiment)
+    points = named(points, experiment.config) if isinstance(points, Mapping) else points
     if options.executor == "ray":
         return sweep_on_ray(experiment, points, options)
     if callable(options.executor):

@@ -120,5 +120,6 @@ def _check_range(splits: Splits, place: str, name: str, size: int) -> None:
         example = int(bad.reshape(len(bad), -1).any(axis=1).argmax())
         raise DataError(
             f"the token id {ids[bad][0]} of example {example} in {split} is out of range: the model's {name} has "
-            f"{size} rows, ids must be 0 to {size - 1}; enlarge its vocabulary, or fix the inputs."
+            f"{size} rows, ids must be 0 to {size - 1}; enlarge its vocabulary to {max(size, ids.max() + 1)} or more, "
+            "such as len(splits.class_names), or fix the inputs."
         )

@@ -92,6 +92,11 @@ def supervised(
         try:
             return init(key, batch.inputs)
         except Exception as error:
+            if isinstance(batch.inputs, dict) and "'dict' object" in str(error):
+                raise ConfigError(
+                    f"the model takes no dict, and the inputs are one of {', '.join(batch.inputs)} ({error}): use a "
+                    "model of dicts, such as jn.models.TableMLP for a table."
+                ) from error
             if jax.tree.leaves(batch.inputs):
                 raise
             raise ConfigError(

@@ -210,7 +210,7 @@ def _check_data(objective: Objective, growth: Growth, params: Any, state: Any, b
         return
     if {*bins.categorical} != {*growth.categorical}:
         wrong = f"the bins have categorical columns {bins.categorical}, and boosting has {growth.categorical}"
-        raise ConfigError(f"{wrong}: give both the same.")
+        raise ConfigError(f"{wrong}: give boosting categorical=splits.train.bins.num_categories.")
     most = max(len(edges) + (column not in bins.categorical) for column, edges in enumerate(bins.edges))
     if most >= growth.num_bins:
         raise ConfigError(f"a column has {most} bins, and boosting max_bins={growth.num_bins - 1}: give it {most}.")
@@ -271,7 +271,10 @@ def _make_step(objective: Objective, growth: Growth, row_fraction: Any, column_f
 
 
 def _bins(inputs: Any) -> Any:
-    return inputs["bins"] if isinstance(inputs, dict) else inputs
+    bins = inputs.get("bins") if isinstance(inputs, dict) else inputs
+    if bins is None or not jnp.issubdtype(bins.dtype, jnp.integer):
+        raise DataError("trees need the columns as bins: return jn.data.binned(splits) from the experiment's data.")
+    return bins
 
 
 def _rows(objective: Objective, batch: Batch) -> tuple[tuple[Any, Any, Any], Any]:

@@ -120,7 +120,12 @@ class _GradientBoosting(BaseEstimator):
         for dtype in of_frame or [np.asarray(inputs).dtype]:
             if dtype.kind in "mM":
                 raise DataError(f"the inputs must be numbers, not {dtype}: give times as seconds since one of them.")
-        return validate_data(self, inputs, *targets, dtype=np.float64, ensure_all_finite="allow-nan", **how)
+        try:
+            return validate_data(self, inputs, *targets, dtype=np.float64, ensure_all_finite="allow-nan", **how)
+        except ValueError as error:  # scikit-learn's own checks ask for its type
+            if "could not convert string" in str(error):
+                error.add_note(_TEXTS)
+            raise
 
     def _weights(self, inputs: np.ndarray, sample_weight: Any) -> np.ndarray:
         """The weight of each row; one of weight 0 must count for nothing, neither in training nor in a check."""
@@ -287,6 +292,10 @@ class _GradientBoosting(BaseEstimator):
             return np.asarray(self._objective(self.fitted_["objective"]).outputs(near + far))
 
 
+_TEXTS = (
+    "Texts in the inputs: encode them as integers and name their columns in categorical=, or use jn.data.table and "
+    "binned; as the target: GradientBoostingClassifier."
+)
 _LIMIT = "lower learning_rate, or limit Newton's steps by objective._replace(largest_step=0.7)."
 
 

@@ -36,7 +36,8 @@ class Objective(NamedTuple):
             loss. Where these are zero, as of the absolute error, 1 makes gradient descent of Newton's method.
         leaf_quantile: the leaves predict this quantile of what is missing to the targets; None: Newton's step.
         outputs: ``scores [rows, ...] -> outputs [rows, ...]``, such as probabilities.
-        metrics: further ``(score, target) -> []`` by name, averaged in evaluations.
+        metrics: further ``(score, target) -> []`` by name, averaged in evaluations; ``loss`` is reported in the place
+            of the loss that is descended.
         num_classes: of targets that are labels; None: targets are numbers.
         least_target: of the targets, which must not be below it.
         derivatives: ``(scores, targets, queries, weights) -> (gradients, Hessians)``, ``[rows]`` each, of an objective
@@ -62,13 +63,15 @@ class Objective(NamedTuple):
 
 
 def derivatives(objective: Objective, scores: Any, targets: Any, queries: Any, weights: Any) -> Any:
-    """Losses ``[rows]``, gradients and Hessians ``[rows, outputs]`` at ``scores [rows, outputs]``; 0 of weight 0."""
+    """Reported losses ``[rows]``, gradients, Hessians ``[rows, outputs]`` at ``scores``; 0 where the weight is."""
     at = scores[:, 0] if objective.num_outputs == 1 else scores
     if objective.derivatives is not None:
         losses = objective.loss(at, targets, queries, weights)
         found = objective.derivatives(at, targets, queries, weights)
     else:
         losses, *found = _by_row(objective.loss, objective.hessian, at, targets)
+        if (reported := objective.metrics.get("loss")) is not None:
+            losses = jax.vmap(reported)(at, targets)
     # Not as a product: what does not count may be infinite.
     counted = [
         jnp.where(jnp.reshape(weights > 0, (-1, *[1] * (each.ndim - 1))), each, 0.0) for each in (losses, *found)
@@ -105,16 +108,22 @@ def leaf_quantiles(leaf: Array, values: Array, weights: Array, quantile: float, 
 
 
 def squared_error() -> Objective:
-    """Half of the squared error, for the mean of the targets.
+    """The squared error, for the mean of the targets; its half is descended, so that Hessians are 1, as elsewhere.
 
     >>> float(jn.trees.squared_error().loss(3.0, 1.0))
     2.0
+    >>> float(jn.trees.squared_error().metrics["loss"](3.0, 1.0))  # as it is reported, and as networks report it
+    4.0
     """
-    return Objective(_squared_error, start=weighted_mean, hessian=_one)
+    return Objective(_half_squared_error, start=weighted_mean, hessian=_one, metrics={"loss": _squared_error})
 
 
 def _squared_error(score: Array, target: Array) -> Any:
-    return (score - target) ** 2 / 2
+    return (score - target) ** 2
+
+
+def _half_squared_error(score: Array, target: Array) -> Any:
+    return _squared_error(score, target) / 2
 
 
 def _one(*_: Array) -> jax.Array:

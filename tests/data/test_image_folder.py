@@ -88,7 +88,6 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\ns
 @pytest.mark.parametrize(
     ("content", "message"),
     (
-        (b"", "cannot be decoded as an image"),
         (b"\x89PNG\r\n\x1a\n" + bytes(99), "cannot be decoded as an image"),
         # Pillow knows this format, and would start Ghostscript to draw it.
         (POSTSCRIPT, "cannot be decoded as an image .*cannot identify"),
@@ -102,6 +101,9 @@ def test_bad_files_raise_in_memory_and_streamed(root, content, message):
     with pytest.raises(DataError, match=f"{path} {message}"):
         image_folder(root, (2, 2))
     if not callable(content):
+        (path.parent / "d.png").write_bytes(content)
+        with pytest.raises(DataError, match=r"c\.png .* 2 files of \d+ are damaged"):
+            image_folder(root, (2, 2))
         with pytest.raises(DataError, match=f"{path} {message}"):
             next(streamed(root).train.batches(0, 0, 4))
 

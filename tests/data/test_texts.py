@@ -147,7 +147,7 @@ def test_folders_are_read_by_class_then_by_name(tmp_path, monkeypatch):
     ignored = {"train/neg/a.md": "x", "train/neg/._a.txt": "x", "train/.cache/a.txt": "x"}
     root, listed = write_all(tmp_path / "films", REVIEWS | ignored), Path.iterdir
     monkeypatch.setattr(Path, "iterdir", lambda path: iter(sorted(listed(path), reverse=True)))
-    with pytest.warns(UserWarning, match=r"1 files are left out, such as .*a\.md: they do not end in \.txt"):
+    with pytest.warns(UserWarning, match=r"files are left out .1., such as .*a\.md: they do not end in \.txt"):
         check(splits := text_folder(root, SHORT))
     assert splits.name == "films"
 

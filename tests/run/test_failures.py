@@ -251,6 +251,9 @@ def test_signal_during_a_long_compilation_ends_a_script_at_once(tmp_path):
     status, seconds, errors = interrupted(tmp_path, flags, "compiling the program", 0.5, depth=1_000)
     assert (status, errors.count("\n")) == (130, 1) and errors.startswith("interrupted before"), errors
     assert seconds < 10 and not (tmp_path / "run").exists()
+    start = "(lambda given: jn.fit(given, record=False, progress='plain'))"  # a caller's script ends as Python's do
+    status, seconds, errors = interrupted(tmp_path, [], "compiling the program", 0.5, depth=1_000, start=start)
+    assert status == 130 and errors.endswith("KeyboardInterrupt\n") and seconds < 10, errors
 
 
 @pytest.mark.slow

@@ -56,8 +56,10 @@ EXPERIMENTS: list[tuple[str, dict[str, Any]]] = [
     ("experiment's optimizer gave a float: .* Optax", {"optimizer": lambda config: 0.1}),
     ("optimizer, for 'bias', gave a float", {"optimizer": lambda config: {"kernel": optax.sgd(0.1), "bias": 0.1}}),
     ("the model failed without inputs", {"data": lambda: EMPTY}),
+    ("model takes no dict, .*TableMLP", on({"numbers": INPUTS}, LABELS, task=LAYERS)),
+    (r"targets in a pair, arrays\(\(inputs, targets\)\)", {"data": lambda: jn.data.arrays(INPUTS, LABELS)}),
     (r"a number an example, \[8\], not \[8, 3\]: take its mean over every", {"task": lambda config: UNREDUCED}),
-    (r"token id -1 of example 0 in train .* ids must be 0 to 4", on(IDS % 5 - 1, CLASSES, task=FAST_TEXT)),
+    (r"token id -1 of example 0 .* enlarge its vocabulary to 5 or", on(IDS % 5 - 1, CLASSES, task=FAST_TEXT)),
     (r"token id 5 of example 1 in test .* 5 rows", on(IDS % 5, CLASSES, test=(IDS, CLASSES), task=FAST_TEXT)),
     (r"token id 6 of example 1 in train .* Table has 6 rows", on(IDS, CLASSES, task=EMBEDDING)),
     # A vocabulary without a table.
@@ -75,6 +77,7 @@ def test_bad_experiments_from_python_and_the_shell(words, parts, tmp_path, capsy
     with pytest.raises((jn.ConfigError, jn.DataError)) as caught:
         tiny.fit(experiment, tmp_path / "run")
     assert re.search(words, str(caught.value)) and "\n" not in str(caught.value), str(caught.value)
+    assert not getattr(caught.value, "__notes__", [])  # JAX adds one to errors of traced functions
     with pytest.raises(SystemExit) as left:
         jn.main(experiment, ["--run-dir", str(tmp_path / "run"), "--progress", "none"])
     (line,) = capsys.readouterr().err.splitlines()
@@ -135,18 +138,13 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (replace, {"epochs": 1}, "did you mean 'num_steps'"),
     (replace, {"num_steps": 2**31}, r"num_steps is 2147483648, and must be below 2\*\*31"),
     (replace, {"batch_size": "4"}, "batch_size is '4', of type str"),
-    (replace, {"rate": "0.1"}, "rate is '0.1', of type str"),
     (replace, {"rate": True}, "rate is True, of type bool"),
     (replace, {"name": 3}, "name is 3, of type int"),
-    (replace, {"widths": 3}, "widths is 3, of type int"),
-    (replace, {"limit": "none"}, "limit is 'none', of type str"),
     (replace, {"verbose": 1}, "verbose is 1, of type int"),
-    (fit, {"epochs": 3}, r"'num_steps' is a field of the config.*experiment\.replace"),
+    (fit, {"epochs": 3}, r"'num_steps' is a field of the config.*experiment\.replace.*in updates, not epochs"),
     (fit, {"out_dir": "x"}, "did you mean 'run_dir'"),
-    (sweep, {"rate": 3}, "'rate' is a field of the config"),
-    (sweep, {"patients": 1}, "did you mean 'patience'"),
+    (sweep, {"rate": 3}, "^'rate' is a field of the config, not a run option"),
     (fit, {"monitor": "acuracy"}, "monitor is 'acuracy', .* did you mean 'accuracy'"),
-    (fit, {"resume": 3}, "resume is 3, and must be a path"),
     (fit, {"run_dir": True}, "run_dir is True, and must be a path"),
     (fit, {"options": {"record": False}}, r"options is \{'record': False\}.*RunOptions"),
     *((fit, {"stall_after": bad}, "stall_after is .* 0 or more") for bad in (-1.0, float("nan"), "5", None, True)),
@@ -155,7 +153,6 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (jn.iterate, {"experiment": None}, "None is no experiment"),
     (fit, {"probes": {"../mine": len}}, r"'\.\./mine'.*different names"),
     (fit, {"probes": (len, len)}, "different names"),
-    (fit, {"probes": (3,)}, "functions"),
     (fit, {"probes": len}, "tuple of functions"),
     (fit, {"probes": ("rule",)}, "MODULE:NAME"),
     (fit, {"writers": ("tensorbord",)}, "no writer 'tensorbord'.*did you mean 'tensorboard'"),

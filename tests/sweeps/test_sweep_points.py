@@ -76,7 +76,6 @@ ERRORS: dict[str, Any] = {
     "grid needs at least one axis": lambda: jn.grid(),
     "'rate' of grid is empty": lambda: jn.grid(rate=[]),
     "'rate' of grid is 0.1, .*write rate=.0.1.": lambda: jn.grid(rate=0.1),  # type: ignore[arg-type]
-    "'kind' of grid is 'relu'": lambda: jn.grid(kind="relu"),
     "'seed' of grid holds 0 twice": lambda: jn.grid(seed=[0, 1, 0]),
     "'rate' of grid holds an array of shape .2,.": lambda: jn.grid(rate=np.ones((2, 2))),
     "is a distribution: .*jn.search.random": lambda: jn.grid(rate=UNIFORM),
@@ -84,10 +83,10 @@ ERRORS: dict[str, Any] = {
     "cannot be joined: give 'a' to both": lambda: jn.grid(a=[1]) + jn.grid(b=[1]),
     "num must be an integer >= 1, not 0": lambda: jn.search.random(0, 0, a=UNIFORM),
     "random: key must be an integer >= 0, not -1": lambda: jn.search.random(3, -1, a=UNIFORM),
-    "random needs a field to draw": lambda: jn.search.random(3, 0, a=[1]),
-    "uniform goes from 1 to 1": lambda: jn.search.uniform(1, 1),
+    "the dict of them is empty": lambda: jn.sweep(tiny.experiment(), {}),
+    "the point 'a' is 3: give its fields": lambda: jn.sweep(tiny.experiment(), {"a": 3}),  # type: ignore[dict-item]
+    "and the config a field 'name'": lambda: jn.search.named({"a": {}}, SimpleNamespace(name=3)),
     "uniform goes from 0 to inf": lambda: jn.search.uniform(0, math.inf),
-    "log_uniform goes from 'a' to 3": lambda: jn.search.log_uniform("a", 3),  # type: ignore[arg-type]
     "log_uniform goes from 0, which has no logarithm": lambda: jn.search.log_uniform(0, 1),
     "integers needs two integers, not 0.5": lambda: jn.search.integers(0.5, 2),  # type: ignore[arg-type]
     "nothing to choose from": lambda: jn.search.choice([]),
@@ -161,11 +160,15 @@ def test_interrupted_sweep_exits_75_and_resume_needs_no_points(tmp_path, monkeyp
     signals = [signal.SIGINT]
     writer = SimpleNamespace(write=lambda lines: signals and signal.raise_signal(signals.pop()))
     monkeypatch.setitem(sys.modules, "ending", SimpleNamespace(writer=writer))
-    words = ("sweep", "--learning-rate", 0.01, 0.1, "--seed", 0, 1)
+    points = {"slow": jn.grid(learning_rate=[0.01], seed=[0, 1]), "usual": jn.grid(seed=[0, 1])}
     ending = ("--run-dir", tmp_path / "sweep", "--writers", "ending:writer")
-    shell.fails(capsys, lambda given: sweep(*given), *words, *ending, status=75)
+    shell.fails(capsys, lambda given: sweep(*given, points=points), *ending, status=75)
     # The word is not needed: the directory shows what it holds.
-    assert [member.step for member in sweep("--resume", tmp_path / "sweep", "--writers").members] == [20] * 4
+    found = sweep("--resume", tmp_path / "sweep", "--writers")
+    assert [member.step for member in found.members] == [20] * 4
+    # Names decide the learning rate, which is therefore no setting of its own.
+    assert [row.point for row in found.group().rows] == [{"name": "slow"}, {"name": "usual"}]
+    assert found.select(name="usual").members[0].fields["learning_rate"] == tiny.Config().learning_rate
 
 
 WRONG_FLAGS = {
@@ -173,7 +176,6 @@ WRONG_FLAGS = {
     "sweep --seed 0 1 --combine zip --batch-size 4 8 9": "zip needs axes of one length",
     "sweep --resume nowhere": "holds no sweep",
     "sweep --seed --learning-rate 1 2": "--seed has no value",
-    "sweep --seed 0 x": "Error parsing --seed",
     "sweep --features 8,x 16": "--model.features '8,x' is no value of tuple[int, ...].",
     "sweep --seed 0 1": "Clashing has a field 'vmap_size', which is an option's name",
     "sweep --seed 0 1 --device gpu": "device is 'gpu', which JAX cannot open here",

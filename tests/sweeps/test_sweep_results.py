@@ -118,7 +118,7 @@ def opened(sweep: Sweep, **changes: Any) -> Sweep:
 
 ERRORS: dict[str, Any] = {
     "no member has a metric 'test_los': did you mean 'test_loss'": lambda s: s.best("test_los"),
-    "no report has a metric 'acc': Known are 'test_loss'": lambda s: s.curves("acc"),
+    "no report has a metric 'acc': known are 'test_loss'": lambda s: s.curves("acc"),
     "'learning_rates' to select by: did you mean 'learning_rate'": lambda s: s.select(learning_rates=1),
     "no member has learning_rate = 0.5: there are 0.01, 0.1": lambda s: s.select(learning_rate=0.5),
     "no member has seed as asked: there are 0, 1, 2": lambda s: s.select(seed=lambda seed: seed > 2),

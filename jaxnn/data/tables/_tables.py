@@ -141,7 +141,8 @@ def table(
     classes = distinct({*values.tolist()} - {""}) if is_class else ()
     if is_class and not 2 <= len(classes) <= max(20, min(1_000, len(values) // 2)):
         raise DataError(
-            f"the target {target!r} has {len(classes):,} classes in {len(values):,} rows, such as {classes[:2]!s:.80}: "
+            f"the target {target!r} has {len(classes):,} {'class' if len(classes) == 1 else 'classes'} in "
+            f"{len(values):,} rows, such as {str(classes[:2]).strip('(,)'):.80}: "
             "choose another, or if it is a number, convert it and say classification=False."
         )
     given = {"test": test, "validation": validation}
