@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-
-from jaxnn.bench import Bench, Case, Finding, Machine, Measured, Part, Results, Rows, Study, measure
+from harness import Bench, Case, Finding, Machine, Measured, Part, Results, Rows, Study, measure
 
 CPU, GPU = "CPU, Chip, 2 cores", "GPU, H100"
 
@@ -64,8 +63,5 @@ def results_of(study: Study, settings: Any, columns: dict[str, Rows], **machine:
     """Results with a column for each label."""
     fields: dict[str, Any] = {"versions": {"jax": "0.12"}, "commit": "abc", "date": "2026-11-21", **machine}
     definition = study.definition(settings)
-    return {
-        study.name: Measured(
-            {label: Part(Machine(label, **fields), definition, rows) for label, rows in columns.items()}
-        )
-    }
+    parts = {label: Part(Machine(label, **fields), definition, rows) for label, rows in columns.items()}
+    return {study.name: Measured(parts)}

@@ -12,8 +12,7 @@ import jax
 import numpy as np
 from articles.studies.study_pictures import draw_lines, panels
 from articles.studies.study_rows import GROWING, distinct, measured, rate_finding
-
-from jaxnn.bench import Bench, Case, Finding, Rows, Study
+from harness import Bench, Case, Finding, Rows, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from articles.studies.study_pictures import draw_lines, panels
 from articles.studies.study_rows import GROWING, best_rate, fastest, measured, rate_finding, without_overhead
+from harness import Bench, Case, Finding, Plain, Rows, Study, format_ratio
 from jax import lax
-
-from jaxnn.bench import Bench, Case, Finding, Plain, Rows, Study, format_ratio
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

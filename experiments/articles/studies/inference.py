@@ -15,8 +15,8 @@ from articles.studies.study_devices import cpus_with_gpus
 from articles.studies.study_pictures import draw_lines, panels
 from articles.studies.study_rows import distinct, fastest, rate_finding, without_overhead
 from flax import linen
+from harness import Bench, Case, Finding, Plain, Row, Rows, Study
 
-from jaxnn.bench import Bench, Case, Finding, Plain, Row, Rows, Study
 from jaxnn.models import Bottleneck, MobileNetV2, ResNet
 from jaxnn.nn import Policy
 from jaxnn.types import PyTree

@@ -13,8 +13,8 @@ from articles.studies.study_devices import cpus_with_gpus, faster_from
 from articles.studies.study_pictures import draw_lines, panels
 from articles.studies.study_rows import OVERHEAD, best_rate, fastest, measured, rate_finding, without_overhead
 from flax import linen
+from harness import Bench, Case, Finding, Plain, Row, Rows, Study, format_ratio, quantity
 
-from jaxnn.bench import Bench, Case, Finding, Plain, Row, Rows, Study, format_ratio, quantity
 from jaxnn.models import CNN, MLP
 
 if TYPE_CHECKING:

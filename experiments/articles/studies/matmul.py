@@ -13,9 +13,8 @@ import numpy as np
 from articles.studies.study_devices import cases_by_size
 from articles.studies.study_pictures import draw_dots, draw_lines, panels
 from articles.studies.study_rows import GROWING, fastest, rate_finding, without_overhead
+from harness import Bench, Case, Finding, NotMeasured, Plain, Rows, Study, quantity
 from jax import lax
-
-from jaxnn.bench import Bench, Case, Finding, NotMeasured, Plain, Rows, Study, quantity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

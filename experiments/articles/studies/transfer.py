@@ -13,10 +13,9 @@ import numpy as np
 from articles.studies.study_devices import cpus_with_gpus, faster_from, shared_sizes
 from articles.studies.study_pictures import draw_lines, panels
 from articles.studies.study_rows import measured, rate_finding
+from harness import Bench, Case, Finding, NotMeasured, Rows, Study
 from jax import lax
 from jax.sharding import SingleDeviceSharding
-
-from jaxnn.bench import Bench, Case, Finding, NotMeasured, Rows, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

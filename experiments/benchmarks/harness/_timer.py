@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.bench._study import Bench, Case, Plain, Row, Rows, Study
+from harness._study import Bench, Case, Plain, Row, Rows, Study
 from jaxnn.observe import available_bytes
 from jaxnn.types import JaxnnError
 
@@ -33,7 +33,7 @@ def interleaved[Key](
     ``precision`` there are at least ``rounds``, until the 95 % interval of every median is within this fraction of
     the median on either side, and at most 50.
 
-    >>> jn.bench.interleaved({"slow": lambda: 2.0, "fast": lambda: 1.0}, rounds=3)
+    >>> harness.interleaved({"slow": lambda: 2.0, "fast": lambda: 1.0}, rounds=3)
     {'slow': (2.0, 2.0, 2.0), 'fast': (1.0, 1.0, 1.0)}
     """
 
@@ -70,7 +70,7 @@ def per_call(call: Callable[[], object], seconds: float, *, queued: bool = False
     has run once before, so compilation is not timed. The first measurement fixes the number of calls, at least one,
     from the fastest of up to five calls.
 
-    >>> 0 < jn.bench.per_call(lambda: sum(range(1000)), seconds=0.01)() < 0.01
+    >>> 0 < harness.per_call(lambda: sum(range(1000)), seconds=0.01)() < 0.01
     True
     """
     timer, count = timeit.Timer(call), 0
