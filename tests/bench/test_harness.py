@@ -98,8 +98,8 @@ def test_a_failing_case_has_a_reason_and_the_others_are_measured():
     [
         (0.002, "gpu", 0.0, [1, 4, 16]),  # the last takes at least 3.2 ms
         (0.002, "gpu", 0.02, [1, 4]),  # 16 would need more than an eighth of the memory
-        (0.0, "gpu", 0.0, [1]),
-        (0.002, "cpu", 0.0, [1]),
+        (0.0, "gpu", 0.0, [1, 4]),
+        (0.002, "cpu", 0.0, [1, 4]),
     ],
 )
 @pytest.mark.several_devices
@@ -110,7 +110,7 @@ def test_sizes_grow_on_an_accelerator_until_a_call_is_long_or_takes_much_memory(
         call = partial(time.sleep, size * 2e-4)
         return Case(kind, {"size": size}, lambda: call, num_bytes=share * memory * size, larger=lambda: case(4 * size))
 
-    rows = measured_rows(study(lambda bench: [[case(1)]]), two_devices(Settings(grow_until=until)))[kind]
+    rows = measured_rows(study(lambda bench: [[case(1)], [case(4)]]), two_devices(Settings(grow_until=until)))[kind]
     assert [row.what["size"] for row in rows] == sizes
     # Cases of a CPU may be no compiled calls.
     assert all(0 < row.overhead < 0.01 if kind == "gpu" else not row.overhead for row in rows)

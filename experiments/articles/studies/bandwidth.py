@@ -86,7 +86,7 @@ def _case(settings: Settings, name: str, size: int, kind: str, device: jax.Devic
         "B",
         queued=True,
         num_bytes=operation.passes * size,
-        larger=functools.partial(_case, settings, name, 4 * size, kind, device) if size >= settings.sizes[-1] else None,
+        larger=functools.partial(_case, settings, name, 4 * size, kind, device),
     )
 
 

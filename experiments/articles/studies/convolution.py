@@ -136,7 +136,7 @@ def _case(settings: Settings, form: str, size: int, kind: str, device: jax.Devic
         (lambda: relative_error(form, make_picture(size), device)) if size == settings.compared_size else None,
         queued=form != LOOP,
         num_bytes=4 * size**2 * (11 if form == "im2col" else 2),  # im2col stores nine values of each position
-        larger=functools.partial(_case, settings, form, 4 * size, kind, device) if size >= settings.sizes[-1] else None,
+        larger=functools.partial(_case, settings, form, 4 * size, kind, device),
     )
 
 

@@ -125,7 +125,6 @@ def _case(
         return make_call(NETWORKS[name](), variables(), precision, pictures, device)
 
     what: dict[str, Plain] = {"network": name, "precision": precision, "batch": batch}
-    larger = functools.partial(_case, settings, name, variables, precision, 4 * batch, kind, device)
     return Case(
         kind,
         what,
@@ -133,7 +132,7 @@ def _case(
         batch,
         "images",
         num_bytes=200 * math.prod(shape[:3]),  # the images in float32, and two of MobileNetV2's largest feature maps
-        larger=larger if batch >= settings.batches[-1] else None,
+        larger=functools.partial(_case, settings, name, variables, precision, 4 * batch, kind, device),
     )
 
 

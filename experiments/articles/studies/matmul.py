@@ -150,7 +150,7 @@ def _case(settings: Settings, name: str, size: int, kind: str, device: jax.Devic
         functools.partial(_error, name, size, kind, device) if size == settings.error_size else None,
         queued=True,
         num_bytes=item_bytes * size**2,
-        larger=functools.partial(_case, settings, name, 2 * size, kind, device) if size >= settings.sizes[-1] else None,
+        larger=functools.partial(_case, settings, name, 2 * size, kind, device),
     )
 
 

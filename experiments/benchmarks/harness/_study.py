@@ -172,8 +172,8 @@ class Case(NamedTuple):
 
     A ``queued`` call returns its result without waiting: a rate is that of calls in a queue, a latency is that of one
     call. Accelerators queue the calls of a round and wait for the last; a CPU, which would run them side by side, waits
-    for each. ``larger`` returns the case of the next larger size, and ``num_bytes`` is the memory of a case on its
-    device, in bytes: see `measure`.
+    for each. ``larger`` returns the case of the next larger size, for those after the study's own, and ``num_bytes`` is
+    the memory of a case on its device, in bytes: see `measure`.
 
     >>> case = harness.Case("cpu", {"size": 10}, begin=lambda: lambda: sum(range(10)), work=10, unit="additions")
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import time
 import timeit
@@ -99,10 +100,11 @@ def per_call(call: Callable[[], object], seconds: float, *, queued: bool = False
 def measure(study: Study, context: Bench) -> Iterator[list[tuple[Case, Row]]]:
     """Yields the groups of a study, each case with its row; on an accelerator, groups of larger sizes follow.
 
-    A case that names a ``larger`` one is followed by it until a call takes ``settings.grow_until`` seconds and is not
-    mostly overhead, or the larger one needs more than an eighth of the memory that is available on the device. A CPU
-    keeps to the study's own sizes, and so do settings without ``grow_until``.
+    The case of the study's largest size is followed by its ``larger`` one until a call takes ``settings.grow_until``
+    seconds and is not mostly overhead, or the larger one needs more than an eighth of the memory that is available on
+    the device. A CPU keeps to the study's own sizes, and so do settings without ``grow_until``.
     """
+    groups = [list(cases) for cases in study.cases(context)]
     until = getattr(context.settings, "grow_until", 0.0)
     memory = {kind: available_bytes(device) or math.inf for kind, device in context.devices.items()}
     known: dict[str, list[Row]] = {kind: [] for kind in context.devices}
@@ -111,12 +113,16 @@ def measure(study: Study, context: Bench) -> Iterator[list[tuple[Case, Row]]]:
         if until and case.larger is not None and case.device != "cpu" and row.time is not None:
             larger = case.larger()
             size = next(name for name, value in larger.what.items() if value != case.what.get(name))
+            own: list[Any] = [
+                other.what[size]
+                for other in itertools.chain(*groups)
+                if other.device == case.device and other.what == {**case.what, size: other.what.get(size)}
+            ]
             short = row.time.median < until or Rows(known[case.device]).mostly_overhead(row, size)
-            if short and larger.num_bytes <= memory[case.device] / 8:
+            if short and case.what[size] >= max(own) and larger.num_bytes <= memory[case.device] / 8:
                 yield larger
 
-    for cases in study.cases(context):
-        group = list(cases)
+    for group in groups:
         while group:  # too large for all devices: empty
             pairs = []
             for case, row in zip(group, measure_group(group, context.settings), strict=True):
