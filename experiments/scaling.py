@@ -1,7 +1,7 @@
 """Scaling of an MLP on digits: measured on 1, 2, 4 and 8 devices, predicted for up to 1,024.
 
 Claim     a step reduces the bytes of the parameters and at most 12 more; devices that share cores gain no speed
-Command   JAX_NUM_CPU_DEVICES=8 jaxnn bench experiments/scaling.py
+Command   JAX_NUM_CPU_DEVICES=8 python experiments/articles/bench.py experiments/scaling.py
 Result    8 bytes more; 0.55 of one device's speed on eight, 0.71 predicted, two CPU cores: docs/scaling.md; 2 minutes
 """
 

@@ -8,7 +8,7 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxnn import bench, data, models, nn, observe, optim, search, steps, tasks, testing, trees
+    from jaxnn import data, models, nn, observe, optim, search, steps, tasks, testing, trees
     from jaxnn.advice import advise
     from jaxnn.cli import main, text_command
     from jaxnn.engine import RunOptions
@@ -79,7 +79,7 @@ __all__ = [
 
 # The packages are imported when a name of theirs is first used: what a script does not use, it does not wait for.
 _NAMES = {
-    "": "bench data models nn observe optim search steps tasks testing trees",
+    "": "data models nn observe optim search steps tasks testing trees",
     ".advice": "advise",
     ".cli": "main text_command",
     ".engine": "RunOptions",

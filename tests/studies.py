@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import jax
-
-from jaxnn.bench import Bench, Case, Finding, Machine, Measured, Part, Results, Rows, Study, measure
+from harness import Bench, Case, Finding, Machine, Measured, Part, Results, Rows, Study, measure
 
 CPU, GPU = "CPU, Chip, 2 cores", "GPU, H100"
 
@@ -40,9 +40,8 @@ def study(cases: Callable[[Bench], Any] = sum_cases, name: str = "sums") -> Stud
 
 
 def interrupted(bench: Bench) -> Iterator[Sequence[Case]]:
-    """The first group of `sum_cases`, then a KeyboardInterrupt."""
-    yield next(sum_cases(bench))
-    raise KeyboardInterrupt
+    """The first group of `sum_cases`, then a case that raises KeyboardInterrupt."""
+    yield from (next(sum_cases(bench)), [Case("cpu", {}, Mock(side_effect=KeyboardInterrupt))])
 
 
 def measured_rows(study: Study, context: Bench) -> dict[str, Rows]:
@@ -64,8 +63,5 @@ def results_of(study: Study, settings: Any, columns: dict[str, Rows], **machine:
     """Results with a column for each label."""
     fields: dict[str, Any] = {"versions": {"jax": "0.12"}, "commit": "abc", "date": "2026-11-21", **machine}
     definition = study.definition(settings)
-    return {
-        study.name: Measured(
-            {label: Part(Machine(label, **fields), definition, rows) for label, rows in columns.items()}
-        )
-    }
+    parts = {label: Part(Machine(label, **fields), definition, rows) for label, rows in columns.items()}
+    return {study.name: Measured(parts)}

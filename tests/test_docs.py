@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import harness
 import jax
 import jax.numpy as jnp
 import nbformat
@@ -80,7 +81,7 @@ def test_api_pages_cover_every_public_name():
     documented = set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
     # The page of `jaxnn` lists what is defined below it; a module has a page of its own.
     modules = {getattr(jn, name).__name__ for name in jn.__all__ if isinstance(getattr(jn, name), ModuleType)}
-    by_name = {f"jaxnn.{name}" for name in ("parallel", "record", "sweeps", "bench", "plans")}
+    by_name = {f"jaxnn.{name}" for name in ("parallel", "record", "sweeps", "plans")}
     assert modules | by_name | {"jaxnn"} <= documented
     for name in documented:  # pages are made from the source, where a name that is only imported on demand is not seen
         module = importlib.import_module(name) if name != "jaxnn.schedules" else jn.schedules
@@ -89,15 +90,15 @@ def test_api_pages_cover_every_public_name():
         assert {*module.__all__} <= stated, name
 
 
-PACKAGES = "data models nn observe optim search steps tasks testing trees bench parallel record sweeps"
+PACKAGES = "data models nn observe optim search steps tasks testing trees parallel record sweeps"
 MODULES = {name: importlib.import_module(name) for name in ("jaxnn", *(f"jaxnn.{name}" for name in PACKAGES.split()))}
-MODULES["jaxnn.schedules"] = jn.schedules
+MODULES |= {"jaxnn.schedules": jn.schedules, "harness": harness}
 # Public functions and classes, each once, by their shortest name; exceptions are seen where they are raised.
 PUBLIC: dict[str, Any] = {}
 for module_name, module in MODULES.items():
     for name in module.__all__:
         value = getattr(module, name)
-        is_ours = getattr(value, "__module__", "").startswith("jaxnn")
+        is_ours = getattr(value, "__module__", "").startswith(("jaxnn", "harness"))
         is_error = inspect.isclass(value) and issubclass(value, Exception)
         if is_ours and (inspect.isclass(value) or inspect.isfunction(value)) and not is_error:
             if not any(value is other for other in PUBLIC.values()):
@@ -135,7 +136,7 @@ SETS = ("mnist", "fashion_mnist", "cifar10", "cats_vs_dogs", "imdb", "ptb", "sms
 REAL = {f"jn.data.{name}(": name for name in SETS} | {"jn.data.ag_news(": "ag_news_test"}
 # Examples with these calls need an optional library.
 OPTIONAL = {"run.export(": "flatbuffers", "_weights(": "safetensors"}
-NAMES = {"jax": jax, "jnp": jnp, "np": np, "optax": optax, "linen": linen, "jn": jn, "Path": Path}
+NAMES = dict(jax=jax, jnp=jnp, np=np, optax=optax, linen=linen, jn=jn, Path=Path, harness=harness)
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen
+from harness import interleaved, median_interval, per_call
 
 import jaxnn as jn
-from jaxnn.bench import interleaved, median_interval, per_call
 
 ROUNDS, PROMPT, NEW = 7, 16, 112
 MODELS = {

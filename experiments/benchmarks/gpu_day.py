@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from harness import Row, bench, describe_machine, find_studies
 
 import jaxnn as jn
-from jaxnn.bench import Row, bench, describe_machine, find_studies
 from jaxnn.observe import peak_memory_bytes
 from jaxnn.parallel import find_devices
 from jaxnn.plans import CARDS, Card
@@ -217,7 +217,7 @@ def is_card(device: Any, card: Card) -> bool:
 
 
 def studies(day: Day) -> list[Group]:
-    """Runs ``jaxnn bench all --quick`` study by study in one process; the folder ``bench`` has their page."""
+    """Runs ``bench.py all --quick`` study by study in one process; the folder ``bench`` has their page."""
     known = find_studies()
 
     def measure(study: str) -> tuple[dict[str, Any], None]:

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import optax
 import tyro
 from flax import linen
+from harness import describe_machine, interleaved, per_call, quantity, ratios
 
 import jaxnn as jn
 from jaxnn import models, nn
-from jaxnn.bench import describe_machine, interleaved, per_call, quantity, ratios
 
 type Call = Callable[[], Any]
 # Returns both sides of a comparison; created lazily, so that their memory is freed after the measurement.

@@ -26,10 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
+from harness import describe_machine, interleaved, per_call
 from jax.extend import core
 
 import jaxnn as jn
-from jaxnn.bench import describe_machine, interleaved, per_call
 from jaxnn.observe import text_table
 
 sys.path.insert(0, str(Path(__file__).parent / "contenders"))

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from harness import interleaved, quantity, ratios
 
 import jaxnn as jn
-from jaxnn.bench import interleaved, quantity, ratios
 from jaxnn.engine import load_data
 from jaxnn.record import MLflow
 from jaxnn.types import Examples

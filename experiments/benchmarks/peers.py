@@ -26,9 +26,9 @@ from typing import Any, Literal
 
 import numpy as np
 import tyro
+from harness import interleaved, ratios
 from scipy.stats import wilcoxon  # type: ignore[import-untyped]
 
-from jaxnn.bench import interleaved, ratios
 from jaxnn.observe import text_table
 
 HERE = Path(__file__).parent

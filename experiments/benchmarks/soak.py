@@ -23,9 +23,9 @@ from typing import NamedTuple
 import numpy as np
 import optax
 import tyro
+from harness import describe_machine
 
 import jaxnn as jn
-from jaxnn.bench import describe_machine
 
 KIB = 1024
 WARM_UP = 0.1

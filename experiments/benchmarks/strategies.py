@@ -10,9 +10,9 @@ import statistics
 
 import numpy as np
 import optax
+from harness import interleaved, median_interval, per_call
 
 import jaxnn as jn
-from jaxnn.bench import interleaved, median_interval, per_call
 
 # Many short calls, one of each strategy per round: disturbances affect all strategies and average out.
 ROUNDS, CALL_SECONDS = 200, 0.06

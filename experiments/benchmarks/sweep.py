@@ -31,10 +31,10 @@ import tyro
 from sweep_picture import draw
 
 sys.path.insert(0, str(Path(__file__).parent / "contenders"))
+from harness import describe_machine, interleaved, ratios
 from sweep_contenders import Measure, Measured, first_losses, fitted, looped, opened, population, swept
 from sweep_networks import NETWORKS, Network
 
-from jaxnn.bench import describe_machine, interleaved, ratios
 from jaxnn.engine import load_data, member_state
 from jaxnn.observe import text_table
 from jaxnn.run import format_rate

@@ -21,12 +21,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import tyro
+from harness import describe_machine
 from torture_corruption import corrupt
 from torture_disk import fill_disks
 from torture_kills import Kills, kill_runs
 from torture_run import Broken, Victim
 
-from jaxnn.bench import describe_machine
 from jaxnn.observe import text_table
 
 SCENARIOS = {

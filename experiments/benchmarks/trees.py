@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 import tyro
+from harness import describe_machine, interleaved, ratios
 
 import jaxnn as jn
-from jaxnn.bench import describe_machine, interleaved, ratios
 from jaxnn.cli import exit_on_user_error
 from jaxnn.observe import text_table
 

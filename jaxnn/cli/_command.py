@@ -1,4 +1,4 @@
-"""The ``jaxnn`` command: lists devices and runs, shows, plots and compares runs, and runs benchmarks."""
+"""The ``jaxnn`` command: lists devices and runs, and shows, plots, compares and exports runs."""
 
 import contextlib
 import functools
@@ -10,9 +10,8 @@ from typing import Any
 
 import tyro
 
-from jaxnn import bench as harness
 from jaxnn import sweeps
-from jaxnn.cli._process import INTERRUPTED, exit_on_user_error, one_line_errors
+from jaxnn.cli._process import exit_on_user_error, one_line_errors
 from jaxnn.cli._script import main, only_compile
 from jaxnn.observe import (
     any_text,
@@ -21,7 +20,6 @@ from jaxnn.observe import (
     known_faults,
     missing_gpu,
     printable,
-    say_error,
     text_table,
 )
 from jaxnn.record import (
@@ -36,8 +34,6 @@ from jaxnn.record import (
 )
 from jaxnn.run import format_split, open_run
 from jaxnn.types import ConfigError, Experiment, JaxnnError, RecordError, named_object
-
-_OUT = Path("runs/bench")
 
 
 @any_text()
@@ -54,7 +50,7 @@ def run_command(argv: Sequence[str] | None = None) -> None:
         with one_line_errors():
             calls = {
                 function.__name__: _deferred(function)
-                for function in (devices, runs, show, plot, compare, export, plan, bench)
+                for function in (devices, runs, show, plot, compare, export, plan)
             }
             arguments = arguments or ["--help"]
             call = tyro.extras.subcommand_cli_from_dict(calls, prog="jaxnn", description=__doc__, args=arguments)
@@ -236,50 +232,6 @@ def experiment_of(script: Path) -> Experiment[Any]:
     if not isinstance(found, Experiment):
         raise ConfigError(f"{script} defines no variable `experiment`: assign it jn.Experiment(…) at its top level.")
     return found
-
-
-def bench(
-    names: tyro.conf.Positional[tuple[str, ...]] = (),
-    /,
-    *,
-    devices: str | None = None,
-    quick: bool = False,
-    out: Path = _OUT,
-) -> None:
-    """Measures studies on the devices here, or lists them if none is named: jaxnn bench latency --quick.
-
-    Args:
-        names: studies, or ``all``, or paths of files that define a STUDY; or ``merge`` and the folders of several
-            machines' results.
-        devices: kinds to measure, such as ``cpu,gpu``; default: all available.
-        quick: small sizes and few rounds, minutes for all studies.
-        out: the folder that gets results.json, results.md and pictures; other figures there are kept.
-    """
-    known = harness.find_studies()
-    if not names:
-        if not known:
-            raise ConfigError("no studies here: run in a checkout of jaxnn, or give the path of a file with a STUDY.")
-        rows = [(study.name, ", ".join(study.claims), study.title) for study in known.values()]
-        print(text_table(rows, ("study", "claims", "question")))
-        return
-    if names[0] == "merge":
-        if out == _OUT:
-            raise ConfigError("merge needs another folder for the page: give --out DIR.")
-        results = harness.merge(names[1:], out)
-    else:
-        studies = list(known.values()) if names == ("all",) else [harness.load_study(name, known) for name in names]
-        kinds = None if devices is None else [kind.strip() for kind in devices.split(",") if kind.strip()]
-        try:
-            say = functools.partial(print, file=sys.stderr, flush=True)
-            results = harness.bench(*studies, devices=kinds, quick=quick, out=out, say=say)
-        except KeyboardInterrupt:
-            say_error(f"interrupted; the figures of the studies before are in {out}")
-            raise SystemExit(INTERRUPTED) from None
-        known |= {study.name: study for study in studies}
-    for name in filter(known.__contains__, results):
-        table = text_table(*harness.findings_table(known[name], results))
-        print(printable("\n".join([name, table, *results[name].conclusions(known[name])])))
-    print(printable(f"page: {out / 'results.md'}", lines=False))
 
 
 def _metrics(metrics: Mapping[str, float]) -> str:

@@ -29,7 +29,7 @@ PARTS = {
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def git_state(folder: Path, *, tracked: bool = False) -> dict[str, Any] | None:
+def git_state(folder: Path) -> dict[str, Any] | None:
     """The commit, and whether the work tree around ``folder`` differs from it; None without git or a commit."""
 
     def git(*words: str) -> str:
@@ -37,8 +37,6 @@ def git_state(folder: Path, *, tracked: bool = False) -> dict[str, Any] | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
     try:
-        if tracked:  # a package installed into another project's tree is not part of it
-            git("ls-files", "--error-unmatch", ".")
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return None

@@ -19,6 +19,7 @@ from jaxnn.run._export import export_model
 from jaxnn.run._record import Session, summarise
 from jaxnn.run._report import Summary
 from jaxnn.run._resume import check_same_config
+from jaxnn.search import NAME
 from jaxnn.types import ConfigError, Direction, Experiment, RecordError, TrainState, warn
 
 if TYPE_CHECKING:
@@ -322,7 +323,7 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
         raise ConfigError("a member of a sweep is made a run in one process: continue it there, then resume that run.")
     found = record.read_member(path, number)
     config = record.config_json(experiment.config)
-    for name in found.facts["point"]:
+    for name in found.facts["point"].keys() - ({NAME} - config.keys()):
         *way, last = name.split(".")
         of_member, of_config = found.facts["config"], config
         try:

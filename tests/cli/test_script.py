@@ -262,7 +262,7 @@ def test_devices_and_commands_are_printed(capsys):
         command([])
     text = " ".join(capsys.readouterr().out.split())
     assert caught.value.code == 0
-    assert all(f"jaxnn {name}" in text for name in ("devices", "runs", "show", "plot", "compare", "bench"))
+    assert all(f"jaxnn {name}" in text for name in ("devices", "runs", "show", "plot", "compare", "export"))
 
 
 def test_runs_are_listed_with_damaged_ones_and_shown(finished, tmp_path, capsys):
@@ -374,7 +374,7 @@ def test_experiments_state_their_claim_and_command_in_forty_lines():
         text = path.read_text()
         claim = ast.get_docstring(ast.parse(text)) or ""
         assert re.search(r"^Claim +\S", claim, re.MULTILINE), f"the docstring of {path} lacks a line 'Claim …'"
-        assert re.search(rf"^Command .*(python|jaxnn bench) experiments/{path.name}", claim, re.MULTILINE), path
+        assert re.search(rf"^Command .*(python|bench.py) experiments/{path.name}", claim, re.MULTILINE), path
         assert len(text.splitlines()) <= LONGER.get(path.name, 40), path
 
 

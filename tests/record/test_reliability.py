@@ -25,7 +25,7 @@ UNSAFE = re.compile(
 )
 # Functions on their way to worker processes; tables of jaxnn's names, and the MODULE:NAME that a user writes.
 EXCEPTIONS = {"data/_grain.py": {"import cloudpickle"}} | dict.fromkeys(
-    ("__init__.py", "_compat.py", "bench/_study.py", "parallel/_strategies.py", "types.py"), {"import_module("}
+    ("__init__.py", "_compat.py", "parallel/_strategies.py", "types.py"), {"import_module("}
 )
 
 

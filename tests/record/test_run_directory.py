@@ -196,10 +196,8 @@ def test_git_state_is_none_then_clean_then_dirty(tmp_path, monkeypatch):
     git(tmp_path, "commit", "-q", "-m", "first")
     head = git(tmp_path, "rev-parse", "HEAD")
     assert record.git_state(tmp_path) == {"commit": head, "dirty": False}
-    (tmp_path / "installed").mkdir()
-    assert record.git_state(tmp_path / "installed", tracked=True) is None, "a folder that is not part of the tree"
     (tmp_path / "file").write_text("2")
-    assert record.git_state(tmp_path, tracked=True) == {"commit": head, "dirty": True}
+    assert record.git_state(tmp_path) == {"commit": head, "dirty": True}
     monkeypatch.setenv("PATH", str(tmp_path))
     assert record.git_state(tmp_path) is None, "without git"
 

@@ -12,8 +12,7 @@ import jax
 import numpy as np
 from articles.studies.study_pictures import draw_lines, panels
 from articles.studies.study_rows import GROWING, distinct, measured, rate_finding
-
-from jaxnn.bench import Bench, Case, Finding, Rows, Study
+from harness import Bench, Case, Finding, Rows, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,18 +80,17 @@ def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
     for operation in OPERATIONS:
         for size in settings.sizes:
             yield [
-                _case(settings, operation, form, size, kind, device)
+                _case(operation, form, size, kind, device)
                 for kind, device in bench.devices.items()
                 for form in FORMS
                 if form not in ON_THE_HOST or (kind == "cpu" and (form != LOOP or size <= settings.longest_loop))
             ]
 
 
-def _case(settings: Settings, operation: str, form: str, size: int, kind: str, device: jax.Device) -> Case:
+def _case(operation: str, form: str, size: int, kind: str, device: jax.Device) -> Case:
     def begin() -> Callable[[], Any]:
         return make_call(operation, form, _vector(size), device)
 
-    larger = functools.partial(_case, settings, operation, form, 10 * size, kind, device)
     return Case(
         kind,
         {"operation": operation, "size": size, "form": form},
@@ -101,7 +99,7 @@ def _case(settings: Settings, operation: str, form: str, size: int, kind: str, d
         "elements",
         queued=form not in ON_THE_HOST,
         num_bytes=2 * 4 * size,
-        larger=larger if size >= settings.sizes[-1] else None,
+        larger=functools.partial(_case, operation, form, 10 * size, kind, device),
     )
 
 

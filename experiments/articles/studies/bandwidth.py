@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from articles.studies.study_devices import cases_by_size, cpus_with_gpus
 from articles.studies.study_pictures import DASHES, draw_lines, panels
 from articles.studies.study_rows import GROWING, OVERHEAD, best_rate, measured, rate_finding, without_overhead
-
-from jaxnn.bench import Bench, Case, Finding, Quantity, Row, Rows, Study, format_ratio
+from harness import Bench, Case, Finding, Quantity, Row, Rows, Study, format_ratio
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,7 +86,7 @@ def _case(settings: Settings, name: str, size: int, kind: str, device: jax.Devic
         "B",
         queued=True,
         num_bytes=operation.passes * size,
-        larger=functools.partial(_case, settings, name, 4 * size, kind, device) if size >= settings.sizes[-1] else None,
+        larger=functools.partial(_case, settings, name, 4 * size, kind, device),
     )
 
 

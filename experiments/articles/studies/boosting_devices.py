@@ -11,9 +11,9 @@ import numpy as np
 from articles.studies.study_collectives import Collective, Link
 from articles.studies.study_rows import measured
 from articles.studies.study_scaling import Settings, describe, make_study, predict, scaled_rows
+from harness import Finding, Quantity, Row, Rows, quantity
 
 import jaxnn as jn
-from jaxnn.bench import Finding, Quantity, Row, Rows, quantity
 
 ARTICLE = "4 GPUs 23.2×"
 NUM_GPUS = 4

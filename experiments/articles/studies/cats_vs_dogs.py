@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from articles.studies.study_devices import overheads, speedups
 from articles.studies.study_training import draw_rates, reached, run_finding, step_time, timed, training_cases
-
-from jaxnn.bench import Finding, Rows, Study
+from harness import Finding, Rows, Study
 
 NETWORK = "cats_and_dogs"
 ARTICLE_RATIO = 28

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from articles.studies.study_pictures import draw_lines, panels
 from articles.studies.study_rows import GROWING, best_rate, fastest, measured, rate_finding, without_overhead
+from harness import Bench, Case, Finding, Plain, Rows, Study, format_ratio
 from jax import lax
-
-from jaxnn.bench import Bench, Case, Finding, Plain, Rows, Study, format_ratio
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -137,7 +136,7 @@ def _case(settings: Settings, form: str, size: int, kind: str, device: jax.Devic
         (lambda: relative_error(form, make_picture(size), device)) if size == settings.compared_size else None,
         queued=form != LOOP,
         num_bytes=4 * size**2 * (11 if form == "im2col" else 2),  # im2col stores nine values of each position
-        larger=functools.partial(_case, settings, form, 4 * size, kind, device) if size >= settings.sizes[-1] else None,
+        larger=functools.partial(_case, settings, form, 4 * size, kind, device),
     )
 
 

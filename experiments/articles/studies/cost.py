@@ -14,8 +14,7 @@ from articles.studies.study_devices import cpus_with_gpus, is_cpu, overheads
 from articles.studies.study_pictures import draw_dots, panels
 from articles.studies.study_rows import without_overhead
 from articles.studies.study_training import network, training_call
-
-from jaxnn.bench import (
+from harness import (
     Bench,
     Case,
     Finding,
@@ -27,6 +26,7 @@ from jaxnn.bench import (
     Study,
     format_ratio,
 )
+
 from jaxnn.data import arrays
 from jaxnn.observe import cpu_count
 from jaxnn.types import Splits

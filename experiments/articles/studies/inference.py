@@ -15,8 +15,8 @@ from articles.studies.study_devices import cpus_with_gpus
 from articles.studies.study_pictures import draw_lines, panels
 from articles.studies.study_rows import distinct, fastest, rate_finding, without_overhead
 from flax import linen
+from harness import Bench, Case, Finding, Plain, Row, Rows, Study
 
-from jaxnn.bench import Bench, Case, Finding, Plain, Row, Rows, Study
 from jaxnn.models import Bottleneck, MobileNetV2, ResNet
 from jaxnn.nn import Policy
 from jaxnn.types import PyTree
@@ -125,7 +125,6 @@ def _case(
         return make_call(NETWORKS[name](), variables(), precision, pictures, device)
 
     what: dict[str, Plain] = {"network": name, "precision": precision, "batch": batch}
-    larger = functools.partial(_case, settings, name, variables, precision, 4 * batch, kind, device)
     return Case(
         kind,
         what,
@@ -133,7 +132,7 @@ def _case(
         batch,
         "images",
         num_bytes=200 * math.prod(shape[:3]),  # the images in float32, and two of MobileNetV2's largest feature maps
-        larger=larger if batch >= settings.batches[-1] else None,
+        larger=functools.partial(_case, settings, name, variables, precision, 4 * batch, kind, device),
     )
 
 

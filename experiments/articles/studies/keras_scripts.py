@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from articles.studies.study_rows import distinct
 from articles.studies.study_training import draw_rates, reached, run_finding, training_cases
-
-from jaxnn.bench import Finding, Rows, Study
+from harness import Finding, Rows, Study
 
 
 class Published(NamedTuple):

@@ -13,8 +13,8 @@ from articles.studies.study_devices import cpus_with_gpus, faster_from
 from articles.studies.study_pictures import draw_lines, panels
 from articles.studies.study_rows import OVERHEAD, best_rate, fastest, measured, rate_finding, without_overhead
 from flax import linen
+from harness import Bench, Case, Finding, Plain, Row, Rows, Study, format_ratio, quantity
 
-from jaxnn.bench import Bench, Case, Finding, Plain, Row, Rows, Study, format_ratio, quantity
 from jaxnn.models import CNN, MLP
 
 if TYPE_CHECKING:
@@ -79,20 +79,19 @@ def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
     for name in NETWORKS:
         for batch in settings.batches:
             yield [
-                _case(settings, name, batch, kind, device, queued)
+                _case(name, batch, kind, device, queued)
                 for kind, device in bench.devices.items()
                 for queued in ((False,) if kind == "cpu" else (False, True))
                 if kind != "cpu" or name != "CNN" or batch <= settings.largest_cnn_on_cpu
             ]
 
 
-def _case(settings: Settings, name: str, batch: int, kind: str, device: jax.Device, queued: bool) -> Case:
+def _case(name: str, batch: int, kind: str, device: jax.Device, queued: bool) -> Case:
     def begin() -> Callable[[], Any]:
         call = make_call(name, batch, device)
         return call if queued else lambda: jax.block_until_ready(call())
 
     what: dict[str, Plain] = {"network": name, "batch": batch, **({"calls": QUEUED} if queued else {})}
-    larger = functools.partial(_case, settings, name, 8 * batch, kind, device, queued)
     return Case(
         kind,
         what,
@@ -101,7 +100,7 @@ def _case(settings: Settings, name: str, batch: int, kind: str, device: jax.Devi
         "examples",
         queued=queued,
         num_bytes=batch * NETWORKS[name].num_bytes,
-        larger=larger if batch >= settings.batches[-1] else None,
+        larger=functools.partial(_case, name, 8 * batch, kind, device, queued),
     )
 
 

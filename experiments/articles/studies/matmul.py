@@ -13,9 +13,8 @@ import numpy as np
 from articles.studies.study_devices import cases_by_size
 from articles.studies.study_pictures import draw_dots, draw_lines, panels
 from articles.studies.study_rows import GROWING, fastest, rate_finding, without_overhead
+from harness import Bench, Case, Finding, NotMeasured, Plain, Rows, Study, quantity
 from jax import lax
-
-from jaxnn.bench import Bench, Case, Finding, NotMeasured, Plain, Rows, Study, quantity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -151,7 +150,7 @@ def _case(settings: Settings, name: str, size: int, kind: str, device: jax.Devic
         functools.partial(_error, name, size, kind, device) if size == settings.error_size else None,
         queued=True,
         num_bytes=item_bytes * size**2,
-        larger=functools.partial(_case, settings, name, 2 * size, kind, device) if size >= settings.sizes[-1] else None,
+        larger=functools.partial(_case, settings, name, 2 * size, kind, device),
     )
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from articles.studies.study_rows import fastest, measured, rate_finding
 from articles.studies.study_training import draw_rates, step_time, training_group
-
-from jaxnn.bench import Bench, Case, Finding, Rows, Study
+from harness import Bench, Case, Finding, Rows, Study
 
 # As published, except for ResNet-56; smallest first.
 BATCH_SIZES: Mapping[str, tuple[int, ...]] = {

@@ -11,9 +11,9 @@ import numpy as np
 import optax
 from articles.studies.study_pictures import draw_dots, panels
 from articles.studies.study_rows import relative
+from harness import Bench, Case, Finding, Plain, Quantity, Row, Rows, Study, format_ratio, quantity
 
 import jaxnn as jn
-from jaxnn.bench import Bench, Case, Finding, Plain, Quantity, Row, Rows, Study, format_ratio, quantity
 from jaxnn.data import StreamSource, cats_vs_dogs
 from jaxnn.models import CNN
 from jaxnn.tasks import classification

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from articles.studies.study_rows import distinct, measured, without_overhead
-
-from jaxnn.bench import Bench, Case, Plain, Rows, format_ratio
+from harness import Bench, Case, Plain, Rows, format_ratio
 
 
 def cases_by_size(bench: Bench, names: Iterable[str], make: Callable[..., Case]) -> Iterator[list[Case]]:

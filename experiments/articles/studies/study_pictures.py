@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from articles.studies.study_rows import distinct, measured
+from harness import Plain, Quantity, Row, Rows
 
-from jaxnn.bench import Plain, Quantity, Row, Rows
 from jaxnn.record import label_ticks
 
 if TYPE_CHECKING:

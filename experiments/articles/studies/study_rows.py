@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jaxnn.bench import Finding, Plain, Quantity, Row, Rows, ratios
+from harness import Finding, Plain, Quantity, Row, Rows, ratios
 
 # For the method of a study.
 GROWING = (

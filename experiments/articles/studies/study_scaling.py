@@ -1,6 +1,6 @@
 """How much faster is data-parallel training on several devices?
 
-``STUDY = make_study(experiment)`` in a file, then ``jaxnn bench FILE``. Each step is timed together with the same step
+``STUDY = make_study(experiment)`` in a file, then ``bench.py FILE``. Each step is timed together with the same step
 without collectives, and with all-reduces alone. A step on more devices than are available is predicted as the step of
 one device with the same number of examples plus its collectives.
 """
@@ -20,9 +20,9 @@ from articles.studies.study_collectives import Collective, Link, Reduction, fit_
 from articles.studies.study_pictures import draw_lines, panels
 from articles.studies.study_rows import OVERHEAD, measured, relative
 from articles.studies.study_steps import REDUCTIONS, Step, make_reduction, make_step
+from harness import Bench, Case, Finding, NotMeasured, Plain, Quantity, Row, Rows, Study
 
 import jaxnn as jn
-from jaxnn.bench import Bench, Case, Finding, NotMeasured, Plain, Quantity, Row, Rows, Study
 from jaxnn.engine import load_data
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from articles.studies.study_collectives import Collective, read_collectives
+from harness import NotMeasured
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxnn as jn
-from jaxnn.bench import NotMeasured
 from jaxnn.engine import make_step as make_train_step
 from jaxnn.parallel import SINGLE_DEVICE, Layout, computing_on
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from articles.studies.study_pictures import draw_dots
 from articles.studies.study_rows import distinct
+from harness import Bench, Case, Finding, Plain, Quantity, Row, Rows, quantity
 
 import jaxnn as jn
-from jaxnn.bench import Bench, Case, Finding, Plain, Quantity, Row, Rows, quantity
 from jaxnn.engine import CALL_SECONDS, fastest_steps, load_data, make_calls, programs_of, seconds_per_step
 from jaxnn.parallel import computing_on
 

@@ -15,9 +15,9 @@ import numpy as np
 import optax
 from articles.studies.study_pictures import draw_dots, panels
 from articles.studies.study_rows import distinct
+from harness import Bench, Case, Finding, NotMeasured, Plain, Quantity, Rows, Study, quantity
 
 import jaxnn as jn
-from jaxnn.bench import Bench, Case, Finding, NotMeasured, Plain, Quantity, Rows, Study, quantity
 from jaxnn.engine import load_data
 
 if TYPE_CHECKING:

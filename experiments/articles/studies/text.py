@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from articles.studies.study_devices import overheads, speedups
 from articles.studies.study_rows import distinct
 from articles.studies.study_training import draw_rates, reached, run_finding, training_cases
-
-from jaxnn.bench import Finding, Rows, Study
+from harness import Finding, Rows, Study
 
 ARTICLE = "198.2 s without, 14.4 s with a GPU, 13.76×"
 

@@ -13,10 +13,9 @@ import numpy as np
 from articles.studies.study_devices import cpus_with_gpus, faster_from, shared_sizes
 from articles.studies.study_pictures import draw_lines, panels
 from articles.studies.study_rows import measured, rate_finding
+from harness import Bench, Case, Finding, NotMeasured, Rows, Study
 from jax import lax
 from jax.sharding import SingleDeviceSharding
-
-from jaxnn.bench import Bench, Case, Finding, NotMeasured, Rows, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -151,7 +150,7 @@ def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
     yield refused
     for size in settings.transfer:
         yield [
-            _transfer(settings, direction, memory, size, kind, device)
+            _transfer(direction, memory, size, kind, device)
             for kind, device in bench.devices.items()
             for memory in ((PAGEABLE,) if unpinnable(kind, device) else (PAGEABLE, PINNED))
             for direction in DIRECTIONS
@@ -161,8 +160,7 @@ def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
             yield _computations(bench, name, operation, size)
 
 
-def _transfer(settings: Settings, direction: str, memory: str, size: int, kind: str, device: jax.Device) -> Case:
-    larger = functools.partial(_transfer, settings, direction, memory, 4 * size, kind, device)
+def _transfer(direction: str, memory: str, size: int, kind: str, device: jax.Device) -> Case:
     return Case(
         kind,
         {"transfer": _route(direction, memory), "size": size},
@@ -170,7 +168,7 @@ def _transfer(settings: Settings, direction: str, memory: str, size: int, kind: 
         size,
         "B",
         num_bytes=2 * size,
-        larger=larger if size >= settings.transfer[-1] else None,
+        larger=functools.partial(_transfer, direction, memory, 4 * size, kind, device),
     )
 
 

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import jaxnn_networks
 import numpy as np
 from gpu_processes import Case, Group, Process
+from harness import per_call
 from problems import SETTINGS
 from sweep_networks import NETWORKS, Config, adam
 
 import jaxnn as jn
-from jaxnn.bench import per_call
 from jaxnn.parallel import find_devices
 
 STEPS = 16  # from one report to the next where a network is timed

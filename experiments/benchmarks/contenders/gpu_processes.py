@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from gpu_record import conclude
+from harness import NotMeasured, Row, interleaved
 
-from jaxnn.bench import NotMeasured, Row, interleaved
 from jaxnn.types import ConfigError, DataError
 
 # What an implementation refuses on a GPU too: others of these are failures.

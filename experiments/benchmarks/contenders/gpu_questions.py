@@ -17,10 +17,10 @@ import numpy as np
 from gpu_cases import STEPS, gpt2, networks, training
 from gpu_processes import Case, Group, Process
 from gpu_record import Day
+from harness import per_call
 from jax.sharding import SingleDeviceSharding
 
 import jaxnn as jn
-from jaxnn.bench import per_call
 
 REPEATS = 20  # of a layer in one program: what counts is the time within a network
 CUBLASLT = {"XLA_FLAGS": "--xla_gpu_enable_triton_gemm=false"}

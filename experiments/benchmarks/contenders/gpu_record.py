@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from harness import Row, ratios
 
-from jaxnn.bench import Row, ratios
 from jaxnn.observe import markdown_table
 from jaxnn.parallel import find_devices
 from jaxnn.record import write_bytes, write_json

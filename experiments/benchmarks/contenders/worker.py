@@ -72,7 +72,8 @@ def describe(notes: list[str]) -> dict[str, Any]:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     machine = {}
     if "jaxnn" in sys.modules:
-        from jaxnn.bench import describe_machine
+        sys.path.append(str(Path(__file__).parents[1]))
+        from harness import describe_machine
 
         machine = {"machine": describe_machine()._asdict()}
     return {**machine, "peak_bytes": peak, "versions": {"python": sys.version.split()[0], **versions}, "notes": notes}

@@ -25,7 +25,7 @@ _TIMES = ((120.0, 60.0, " min"), (1.0, 1.0, " s"), (1e-3, 1e-3, " ms"), (1e-6, 1
 class Quantity(NamedTuple):
     """Median, minimum and maximum over rounds, with a unit such as ``elements/s``, empty for a ratio.
 
-    >>> print(jn.bench.Quantity(0.00123, 0.001, 0.002, "s"))
+    >>> print(harness.Quantity(0.00123, 0.001, 0.002, "s"))
     1.23 ms (1–2)
     """
 
@@ -58,7 +58,7 @@ class Row(NamedTuple):
     ``overhead`` is the time of an empty compiled call on an accelerator, waited for or queued as this one was, in
     seconds; 0: not measured.
 
-    >>> row = jn.bench.Row({"size": 100}, seconds=(0.5, 0.25, 1.0), work=100, unit="elements")
+    >>> row = harness.Row({"size": 100}, seconds=(0.5, 0.25, 1.0), work=100, unit="elements")
     >>> print(row.time, row.rate, sep=", ")
     500 ms (250–1,000), 200 elements/s (100–400)
     """
@@ -85,7 +85,7 @@ class Row(NamedTuple):
 class Rows(tuple[Row, ...]):
     """The rows of one study on one device.
 
-    >>> rows = jn.bench.Rows(jn.bench.Row({"size": size}, (0.1 * size,)) for size in (1, 2))
+    >>> rows = harness.Rows(harness.Row({"size": size}, (0.1 * size,)) for size in (1, 2))
     >>> len(rows.where(size=1)), rows.one(size=2).seconds, rows.one(size=3).missing
     (1, (0.2,), 'not measured')
     """
@@ -105,7 +105,7 @@ class Rows(tuple[Row, ...]):
         the row with the least work among those that differ from it in ``across``, a size, alone.
 
         >>> times = {10: 70e-6, 1000: 71e-6, 1_000_000: 1e-3}
-        >>> rows = jn.bench.Rows(jn.bench.Row({"size": size}, (time,), size) for size, time in times.items())
+        >>> rows = harness.Rows(harness.Row({"size": size}, (time,), size) for size, time in times.items())
         >>> [rows.mostly_overhead(row, "size") for row in rows]
         [False, True, False]
         """
@@ -123,7 +123,7 @@ class Rows(tuple[Row, ...]):
 def quantity(values: Sequence[float], unit: str) -> Quantity | None:
     """Returns the median, minimum and maximum of several rounds; None for no rounds.
 
-    >>> str(jn.bench.quantity([0.25, 0.5, 1.0], "s"))
+    >>> str(harness.quantity([0.25, 0.5, 1.0], "s"))
     '500 ms (250–1,000)'
     """
     return Quantity(median(values), min(values), max(values), unit) if values else None
@@ -132,7 +132,7 @@ def quantity(values: Sequence[float], unit: str) -> Quantity | None:
 def ratios(values: Sequence[float], base: Sequence[float]) -> Quantity:
     """Returns ``values`` divided by ``base``, round by round; both come from one call of `interleaved`.
 
-    >>> str(jn.bench.ratios([2.0, 6.0], base=[1.0, 2.0]))
+    >>> str(harness.ratios([2.0, 6.0], base=[1.0, 2.0]))
     '2.5 (2–3)'
     """
     found = [value / other for value, other in zip(values, base, strict=True)]
@@ -172,10 +172,10 @@ class Case(NamedTuple):
 
     A ``queued`` call returns its result without waiting: a rate is that of calls in a queue, a latency is that of one
     call. Accelerators queue the calls of a round and wait for the last; a CPU, which would run them side by side, waits
-    for each. ``larger`` returns the case of the next larger size, and ``num_bytes`` is the memory of a case on its
-    device, in bytes: see `measure`.
+    for each. ``larger`` returns the case of the next larger size, for those after the study's own, and ``num_bytes`` is
+    the memory of a case on its device, in bytes: see `measure`.
 
-    >>> case = jn.bench.Case("cpu", {"size": 10}, begin=lambda: lambda: sum(range(10)), work=10, unit="additions")
+    >>> case = harness.Case("cpu", {"size": 10}, begin=lambda: lambda: sum(range(10)), work=10, unit="additions")
     """
 
     device: str
@@ -195,7 +195,7 @@ class Finding(NamedTuple):
     It belongs to a ``claim`` such as ``A1``, whose published value is ``article``; ``what`` is the same text for every
     device. The ``note`` explains the quantity or why there is none; the table shows ratios of ``comparable`` ones.
 
-    >>> jn.bench.Finding("A1", "relu", jn.bench.quantity([0.02], "s")).text(reference=jn.bench.quantity([0.5], "s"))
+    >>> harness.Finding("A1", "relu", harness.quantity([0.02], "s")).text(reference=harness.quantity([0.5], "s"))
     '20 ms, 25×'
     """
 
@@ -233,7 +233,7 @@ class Study:
         conclude: returns statements that compare several devices.
         claims: the published claims it tests, such as ``("A1", "A3")``.
 
-    >>> study: jn.bench.Study = jn.bench.find_studies()["matmul"]
+    >>> study: harness.Study = harness.find_studies()["matmul"]
     >>> study.definition(study.quick)["sizes"]
     [64, 256, 512]
     """
@@ -255,17 +255,15 @@ class Study:
 
 
 def find_studies() -> dict[str, Study]:
-    """Returns the studies of the checkout in the working directory, else of the one jaxnn is imported from, by name.
+    """Returns the studies in ``experiments/articles/studies`` by name.
 
-    >>> sorted(jn.bench.find_studies())
+    >>> sorted(harness.find_studies())
     ['activations', 'bandwidth', 'boosting_devices', ...]
     """
-    folders = (root / "experiments/articles/studies" for root in (Path.cwd(), Path(__file__).parents[2]))
-    if (folder := next(filter(Path.is_dir, folders), None)) is None:
-        return {}
-    if (scripts := str(folder.parents[1])) not in sys.path:  # studies import the scripts of their networks
-        sys.path.append(scripts)
-    names = (path.stem for path in folder.glob("*.py") if not path.stem.startswith("study_"))
+    scripts = Path(__file__).parents[2]
+    if str(scripts) not in sys.path:  # studies import the scripts of their networks
+        sys.path.append(str(scripts))
+    names = (path.stem for path in scripts.glob("articles/studies/*.py") if not path.stem.startswith("study_"))
     found = [importlib.import_module(f"articles.studies.{name}").STUDY for name in sorted(names)]
     return {study.name: study for study in sorted(found, key=lambda study: int(study.claims[0].strip("A")))}
 
@@ -276,6 +274,7 @@ def load_study(name: str, known: Mapping[str, Study]) -> Study:
         return known[name]
     if not name.endswith(".py") or not Path(name).is_file():
         raise ConfigError(f"no study {name!r}: {suggest(name, known)}; or pass the path of a file that defines STUDY.")
+    sys.path.insert(0, str(Path(name).resolve().parent))  # as for a script
     if not isinstance(study := runpy.run_path(name).get("STUDY"), Study):
-        raise ConfigError(f"{name} defines no STUDY: assign a jaxnn.bench.Study to that name.")
+        raise ConfigError(f"{name} defines no STUDY: assign a harness.Study to that name.")
     return study

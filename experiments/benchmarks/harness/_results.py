@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnn.bench._study import Bench, Finding, Row, Rows, Study, find_studies
-from jaxnn.bench._timer import measure
+from harness._study import Bench, Finding, Row, Rows, Study, find_studies
+from harness._timer import measure
 from jaxnn.observe import describe_devices, device_name, markdown_table
 from jaxnn.parallel import first_devices
 from jaxnn.record import git_state, make_room, new_figure, write_bytes, write_json
@@ -40,7 +40,7 @@ class Machine(NamedTuple):
 def describe_machine(device: jax.Device | None = None) -> Machine:
     """Describes ``device``, by default the first of this process, with the versions and commit in use."""
     versions = describe_devices()["versions"]
-    git = git_state(Path(__file__).parent, tracked=True)
+    git = git_state(Path(__file__).parent)
     return Machine(
         label=device_name(device or jax.devices()[0]),
         versions={name: versions.get(name) for name in ("python", "jax", "jaxlib", "jaxnn")},
@@ -102,7 +102,7 @@ def bench(
 
     Raises ConfigError if a device is not available, RecordError if ``out`` cannot be read or written.
 
-    >>> results = jn.bench.bench(jn.bench.find_studies()["bandwidth"], devices=("cpu",), quick=True)
+    >>> results = harness.bench(harness.find_studies()["bandwidth"], devices=("cpu",), quick=True)
     bandwidth: A GPU has its own memory...
     >>> for machine, rows in results["bandwidth"].rows.items():
     ...     print(machine, rows.one(operation="copy", size=2**26).rate)
@@ -170,7 +170,7 @@ def read_results(path: Path) -> Results:
                 parts[part["machine"]["label"]] = Part(Machine(**part["machine"]), part["definition"], rows)
             results[name] = Measured(parts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RecordError(f"{file} cannot be read ({error!r}): pass a file that `jaxnn bench` wrote.") from error
+        raise RecordError(f"{file} cannot be read ({error!r}): pass a file that bench.py wrote.") from error
     return results
 
 

@@ -1,6 +1,6 @@
 """Benchmark harness: cases, an interleaved timer, statistics, and results as JSON and Markdown."""
 
-from jaxnn.bench._results import (
+from harness._results import (
     Machine,
     Measured,
     Part,
@@ -12,7 +12,7 @@ from jaxnn.bench._results import (
     read_results,
     write_page,
 )
-from jaxnn.bench._study import (
+from harness._study import (
     Bench,
     Case,
     Finding,
@@ -28,7 +28,7 @@ from jaxnn.bench._study import (
     quantity,
     ratios,
 )
-from jaxnn.bench._timer import interleaved, measure, measure_group, median_interval, per_call
+from harness._timer import interleaved, measure, measure_group, median_interval, per_call
 
 __all__ = [
     "Case",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import time
 import timeit
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.bench._study import Bench, Case, Plain, Row, Rows, Study
+from harness._study import Bench, Case, Plain, Row, Rows, Study
 from jaxnn.observe import available_bytes
 from jaxnn.types import JaxnnError
 
@@ -33,7 +34,7 @@ def interleaved[Key](
     ``precision`` there are at least ``rounds``, until the 95 % interval of every median is within this fraction of
     the median on either side, and at most 50.
 
-    >>> jn.bench.interleaved({"slow": lambda: 2.0, "fast": lambda: 1.0}, rounds=3)
+    >>> harness.interleaved({"slow": lambda: 2.0, "fast": lambda: 1.0}, rounds=3)
     {'slow': (2.0, 2.0, 2.0), 'fast': (1.0, 1.0, 1.0)}
     """
 
@@ -70,7 +71,7 @@ def per_call(call: Callable[[], object], seconds: float, *, queued: bool = False
     has run once before, so compilation is not timed. The first measurement fixes the number of calls, at least one,
     from the fastest of up to five calls.
 
-    >>> 0 < jn.bench.per_call(lambda: sum(range(1000)), seconds=0.01)() < 0.01
+    >>> 0 < harness.per_call(lambda: sum(range(1000)), seconds=0.01)() < 0.01
     True
     """
     timer, count = timeit.Timer(call), 0
@@ -99,10 +100,11 @@ def per_call(call: Callable[[], object], seconds: float, *, queued: bool = False
 def measure(study: Study, context: Bench) -> Iterator[list[tuple[Case, Row]]]:
     """Yields the groups of a study, each case with its row; on an accelerator, groups of larger sizes follow.
 
-    A case that names a ``larger`` one is followed by it until a call takes ``settings.grow_until`` seconds and is not
-    mostly overhead, or the larger one needs more than an eighth of the memory that is available on the device. A CPU
-    keeps to the study's own sizes, and so do settings without ``grow_until``.
+    The case of the study's largest size is followed by its ``larger`` one until a call takes ``settings.grow_until``
+    seconds and is not mostly overhead, or the larger one needs more than an eighth of the memory that is available on
+    the device. A CPU keeps to the study's own sizes, and so do settings without ``grow_until``.
     """
+    groups = [list(cases) for cases in study.cases(context)]
     until = getattr(context.settings, "grow_until", 0.0)
     memory = {kind: available_bytes(device) or math.inf for kind, device in context.devices.items()}
     known: dict[str, list[Row]] = {kind: [] for kind in context.devices}
@@ -111,12 +113,16 @@ def measure(study: Study, context: Bench) -> Iterator[list[tuple[Case, Row]]]:
         if until and case.larger is not None and case.device != "cpu" and row.time is not None:
             larger = case.larger()
             size = next(name for name, value in larger.what.items() if value != case.what.get(name))
+            own: list[Any] = [
+                other.what[size]
+                for other in itertools.chain(*groups)
+                if other.device == case.device and other.what == {**case.what, size: other.what.get(size)}
+            ]
             short = row.time.median < until or Rows(known[case.device]).mostly_overhead(row, size)
-            if short and larger.num_bytes <= memory[case.device] / 8:
+            if short and case.what[size] >= max(own) and larger.num_bytes <= memory[case.device] / 8:
                 yield larger
 
-    for cases in study.cases(context):
-        group = list(cases)
+    for group in groups:
         while group:  # too large for all devices: empty
             pairs = []
             for case, row in zip(group, measure_group(group, context.settings), strict=True):
