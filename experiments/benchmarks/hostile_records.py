@@ -25,11 +25,11 @@ from typing import Annotated, Any
 
 import numpy as np
 import tyro
+from harness import describe_machine
 from hostile_mutations import BAIT, CANARY, MARK, mutate, sign
 from hostile_reader import INPUTS, LABELS, Reader, experiment
 
 import jaxnn as jn
-from jaxnn.bench import describe_machine
 from jaxnn.cli import command
 from jaxnn.observe import text_table
 

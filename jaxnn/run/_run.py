@@ -44,7 +44,6 @@ class Run:
         monitor: the metric by which an evaluation is best, such as ``test_loss``.
         higher_is_better: whether more of it is better.
         directions: ``"min"`` or ``"max"`` for other metrics, as the task states it.
-        member: its number, of a member of the sweep in ``dir``; else None.
     """
 
     experiment: Experiment[Any]
@@ -68,6 +67,7 @@ class Run:
 
     @property
     def member(self) -> int | None:
+        """The number of a member of the sweep in ``dir``; None: a run."""
         return None if self._member is None else int(self._member.facts["member"])
 
     @property

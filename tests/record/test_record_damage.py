@@ -172,7 +172,7 @@ def test_damaged_options_are_named_by_resume(halved):
             resume(halved)
 
 
-def test_links_out_of_a_record_and_pipes_in_it_are_refused(halved, sweep, tmp_path):
+def test_links_out_of_a_record_and_pipes_in_it_are_refused(halved, tmp_path):
     (outside := tmp_path / "mine").touch()
     for name in (".lock", "metrics.jsonl"):
         for put in (lambda file: file.symlink_to(outside), os.mkfifo):
@@ -184,9 +184,6 @@ def test_links_out_of_a_record_and_pipes_in_it_are_refused(halved, sweep, tmp_pa
     (halved / "curves.png").symlink_to(outside)
     main(["plot", str(halved)])
     assert outside.read_text() == "" and (halved / "curves.png").read_bytes()
-    (sweep / "members.jsonl").write_text((sweep / "members.jsonl").read_text().replace(": null}", ': "../run"}'))
-    with pytest.raises(RecordError, match="a folder of member 0 elsewhere"):
-        jn.open_sweep(sweep)
 
 
 def test_control_characters_of_a_record_are_escaped(halved, sweep, tmp_path, capsys):
