@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import dataclasses
+import functools
 import math
 import numbers
 import threading
@@ -21,6 +22,7 @@ from jaxnn.observe import Clock, short_path
 from jaxnn.parallel import computing_on
 from jaxnn.record import metrics_of
 from jaxnn.run._display import Display, open_display
+from jaxnn.run._probes import call_probes
 from jaxnn.run._record import Session, open_session
 from jaxnn.run._report import NAME_WIDTH, Report, startup_report
 from jaxnn.run._run import Run, as_run, run_of
@@ -156,6 +158,8 @@ def _reports(session: Session, wants_stop: Callable[[], bool], *, step_by_step: 
     trainer = session.trainer
     if not session.log.unfinished:  # a resumed run that is over
         return
+    if probes := engine.named_probes(trainer.options.probes):
+        trainer.probe = functools.partial(call_probes, session, probes)
     for window in engine.train(trainer, wants_stop, step_by_step=step_by_step):
         _check_finite(session)
         line = window.lines[0]

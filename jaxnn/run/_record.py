@@ -1,18 +1,13 @@
-"""A run and its directory: created or resumed, kept up to date, completed also after a failure; probes, writers."""
+"""A run and its directory: created or resumed, kept up to date, completed also after a failure; its writers."""
 
 import contextlib
 import dataclasses
-import functools
-import io
-import numbers
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from jaxnn import engine, parallel
 from jaxnn import record as records
@@ -30,8 +25,6 @@ from jaxnn.run._display import Display
 from jaxnn.run._report import NAME_WIDTH, Summary, device_rows
 from jaxnn.run._resume import check_same_config, continued_options, restored_facts
 from jaxnn.types import Experiment, RecordError, TrainingError
-
-PROBES = "probes"  # the folder of a record that has their pictures and texts
 
 
 @dataclasses.dataclass
@@ -216,61 +209,13 @@ def file_name_of(experiment: Experiment[Any]) -> str | None:
 
 @contextlib.contextmanager
 def observed(session: Session, writers: records.Writers) -> Iterator[None]:
-    """Opens the writers for a run, connects them and its probes to the trainer, and sends the curves at the end."""
+    """Opens the writers for a run, connects them to the trainer, and sends the curves at the end."""
     trainer, path = session.trainer, None if session.trainer.record is None else session.trainer.record.path
     step = None if session.resumed is None else session.resumed["step"]
     config = records.config_json(trainer.experiment.config)
     trainer.writers = writers
     writers.open(records.WriterFacts(session.name, path, config, resumed=step))
-    if probes := engine.named_probes(trainer.options.probes):
-        trainer.probe = functools.partial(_call, session, probes)
     yield
     if trainer.logs[0].lines and writers.take_media:
         curves = records.draw_curves(trainer.logs[0].lines, str(path or session.name))
         writers.media("curves", curves, trainer.logs[0].step)
-
-
-def _call(session: Session, probes: Mapping[str, engine.Probe], step: int) -> dict[str, float]:
-    """Calls the probes after an evaluation; writes files and returns metrics."""
-    from jaxnn.run._run import run_of  # which imports this module's caller
-
-    found: dict[str, float] = {}
-    run = run_of(session)
-    for name, probe in probes.items():
-        try:
-            found |= _recorded(session, name, probe(run), step)
-        except RecordError:  # the disk's
-            raise
-        except Exception as error:  # any: the user's
-            cause = " ".join([f"{type(error).__name__}:", *str(error).split()])
-            raise TrainingError(
-                f"the probe {name} failed at step {step} ({cause}): fix it, and resume the run or start it again."
-            ) from error
-    return found
-
-
-def _recorded(session: Session, name: str, value: Any, step: int) -> dict[str, float]:
-    """Stores what a probe returned; the metrics in it."""
-    if value is None:
-        return {}
-    if isinstance(value, Mapping):
-        parts = [_recorded(session, f"{name}/{key}", part, step) for key, part in value.items()]
-        return {key: number for part in parts for key, number in part.items()}
-    if np.ndim(value) == 0 and isinstance(number := np.asarray(value).item(), numbers.Real):
-        return {f"probe_{name}": float(number)}
-    if isinstance(value, str):
-        suffix, content = "txt", value.encode()
-    else:
-        try:
-            value = records.draw_picture(value)
-        except (TypeError, ValueError) as error:
-            kinds = "number, picture, matplotlib figure, text, or mapping of these"
-            raise TypeError(f"{name} is no {kinds}: {error}") from error
-        value.save(drawn := io.BytesIO(), format="png")
-        suffix, content = "png", drawn.getvalue()
-    if (directory := session.trainer.record) is not None and directory.writes:
-        file = directory.path / PROBES / name / f"{step}.{suffix}"
-        records.make_room(file.parent)
-        records.write_bytes(file, content)
-    session.trainer.writers.media(name, value, step)
-    return {}

@@ -1,12 +1,12 @@
 """Sweeps: many runs of an experiment as one program, their record, and their results."""
 
 from jaxnn.sweeps._comparison import compare, mean_difference, seeds_needed
+from jaxnn.sweeps._executors import sweep
 from jaxnn.sweeps._groups import with_fields
 from jaxnn.sweeps._members import Member, count_by_status, mean_interval, show_field
 from jaxnn.sweeps._plan import SweepOptions, plan_sweep
 from jaxnn.sweeps._stored import open_sweep
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.sweeps._sweep_record import recorded_points
-from jaxnn.sweeps._train_sweep import sweep
 
 __all__ = ["Member", "Sweep", "SweepOptions", "compare", "open_sweep", "sweep"]

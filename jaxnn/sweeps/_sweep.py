@@ -17,6 +17,7 @@ from jaxnn.run import Run, format_rate, format_split, open_run
 from jaxnn.search import NAME, Axis
 from jaxnn.sweeps import _members
 from jaxnn.sweeps._members import LOST, SEED, GroupRow, Groups, Member, count_by_status, show, show_field, show_point
+from jaxnn.sweeps._restored import evaluate_members, predict_members
 from jaxnn.tasks import check_direction, direction_of
 from jaxnn.types import ConfigError, Direction, Experiment, RecordError, suggest
 
@@ -304,8 +305,6 @@ class Sweep:
         >>> outputs.shape, outputs.mean(axis=0).shape  # doctest: +SKIP
         ((4, 32, 10), (32, 10))
         """
-        from jaxnn.sweeps._stored import predict_members
-
         return predict_members(self, inputs, batch_size, devices)
 
     def evaluate(self, split: str = "test", *, devices: int | None = None) -> dict[str, np.ndarray]:
@@ -315,8 +314,6 @@ class Sweep:
             ConfigError: the data have no such split, or as `Sweep.run`.
             RecordError: the data are not those that the sweep was trained on, or as `Sweep.run`.
         """
-        from jaxnn.sweeps._stored import evaluate_members
-
         return evaluate_members(self, split, devices)
 
     def table(self, metric: str | None = None, limit: int = 20) -> Table:

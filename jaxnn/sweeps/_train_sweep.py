@@ -11,58 +11,21 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxnn import run as runs
-from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, closing_writers, train, with_changes
+from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, closing_writers, train
 from jaxnn.observe import Clock, short_path
 from jaxnn.parallel import computing_on
 from jaxnn.record import WriterFacts, Writers, check_vacant, create_run_dir, open_record, preload_orbax
-from jaxnn.search import Halving, Points, named
+from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _sweep_record
 from jaxnn.sweeps._groups import Group, reason
 from jaxnn.sweeps._members import LOST, count_by_status, show_point
 from jaxnn.sweeps._plan import SweepOptions, SweepPlan, checked_points, group_rows, plan_sweep, sweep_rows
-from jaxnn.sweeps._ray import sweep_on_ray
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.sweeps._sweep_record import SweepRecord, new_sweep_dir, origin_of, sweep_facts
 from jaxnn.types import ConfigError, DataError, Experiment, RecordError, TrainingError
 
 # Errors that a group may fail with, even the only one; any other keeps its traceback if it leaves no group to train.
 FAILURES = (ConfigError, DataError, TrainingError, jax.errors.JaxRuntimeError, MemoryError)
-
-
-def sweep(
-    experiment: Experiment[Any],
-    points: Points | Halving | Mapping[str, Mapping[str, Any] | Points] | None = None,
-    options: SweepOptions | None = None,
-    **changes: Any,
-) -> Sweep:
-    """Trains a member for every point: those that differ in floats and the seed as one program.
-
-    A member computes what its solo run does, to rounding. SIGINT, SIGTERM and SIGHUP end the sweep after the current
-    window, saved and ready to resume. ConfigError, DataError or RecordError if the sweep cannot start; then nothing was
-    written. A point or a group that cannot be trained has the status ``failed`` and the reason; the others are trained.
-
-    >>> jn.sweep(experiment, jn.grid(seed=range(8)), patience=3)  # doctest: +SKIP
-    finished  sweep of 8: 8 finished ...
-
-    Args:
-        experiment: what is run; its config holds the fields that ``points`` do not set.
-        points: what `grid`, `zip`, `random` make, a sum of these, or a `halving` of it; default: those of the sweep
-            that is resumed. A dict names members, ``{"small": {}, "deep": jn.grid(depth=[9], seed=[0, 1])}``; fields
-            that one of them lacks are as in the config.
-        options: how to run it.
-        **changes: single sweep options, such as ``vmap_size=16`` or ``resume="runs/mnist/sweep-…"``.
-    """
-    options = with_changes(options or SweepOptions(), changes, experiment.config)
-    if points is None:
-        if options.resume is None:
-            raise ConfigError("a sweep needs points, such as jn.grid(seed=range(4)).")
-        _, points = _sweep_record.recorded_points(options.resume, experiment)
-    points = named(points, experiment.config) if isinstance(points, Mapping) else points
-    if options.executor == "ray":
-        return sweep_on_ray(experiment, points, options)
-    if callable(options.executor):
-        return options.executor(experiment, points, options)  # type: ignore[no-any-return]
-    return sweep_here(experiment, points, _sweep_record.with_shard_dir(options))
 
 
 def sweep_here(

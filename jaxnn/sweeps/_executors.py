@@ -1,4 +1,4 @@
-"""A sweep on a Ray cluster: its shards as Ray tasks with a device each, in one directory that all machines share."""
+"""Where the members of a sweep are trained: in this process, or on a Ray cluster as shards with a device each."""
 
 import contextlib
 import dataclasses
@@ -14,15 +14,17 @@ from typing import Any
 
 import jax
 
+from jaxnn.engine import with_changes
 from jaxnn.record import check_vacant, create_run_dir, is_locked, jax_flags, needs_extra, shard_folders
 from jaxnn.run import Interruption, file_name_of, interruptible, open_display
-from jaxnn.search import Halving, Points
+from jaxnn.search import Halving, Points, named
 from jaxnn.sweeps._groups import reason
 from jaxnn.sweeps._members import count_by_status
 from jaxnn.sweeps._plan import SweepOptions, checked_points, plan_sweep
 from jaxnn.sweeps._stored import open_sweep
 from jaxnn.sweeps._sweep import Sweep
-from jaxnn.sweeps._sweep_record import new_sweep_dir, origin_of, shard_folder, with_shard_dir
+from jaxnn.sweeps._sweep_record import new_sweep_dir, origin_of, recorded_points, shard_folder, with_shard_dir
+from jaxnn.sweeps._train_sweep import sweep_here
 from jaxnn.types import ConfigError, Experiment, LostError, RecordError
 
 MAX_RETRIES = 3  # a worker that is lost this often was not lost by accident
@@ -36,7 +38,43 @@ CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile
 type Swept = tuple[Experiment[Any], Points | Halving, SweepOptions]
 
 
-def sweep_on_ray(experiment: Experiment[Any], points: Points | Halving, options: SweepOptions) -> Sweep:
+def sweep(
+    experiment: Experiment[Any],
+    points: Points | Halving | Mapping[str, Mapping[str, Any] | Points] | None = None,
+    options: SweepOptions | None = None,
+    **changes: Any,
+) -> Sweep:
+    """Trains a member for every point: those that differ in floats and the seed as one program.
+
+    A member computes what its solo run does, to rounding. SIGINT, SIGTERM and SIGHUP end the sweep after the current
+    window, saved and ready to resume. ConfigError, DataError or RecordError if the sweep cannot start; then nothing was
+    written. A point or a group that cannot be trained has the status ``failed`` and the reason; the others are trained.
+
+    >>> jn.sweep(experiment, jn.grid(seed=range(8)), patience=3)  # doctest: +SKIP
+    finished  sweep of 8: 8 finished ...
+
+    Args:
+        experiment: what is run; its config holds the fields that ``points`` do not set.
+        points: what `grid`, `zip`, `random` make, a sum of these, or a `halving` of it; default: those of the sweep
+            that is resumed. A dict names members, ``{"small": {}, "deep": jn.grid(depth=[9], seed=[0, 1])}``; fields
+            that one of them lacks are as in the config.
+        options: how to run it.
+        **changes: single sweep options, such as ``vmap_size=16`` or ``resume="runs/mnist/sweep-…"``.
+    """
+    options = with_changes(options or SweepOptions(), changes, experiment.config)
+    if points is None:
+        if options.resume is None:
+            raise ConfigError("a sweep needs points, such as jn.grid(seed=range(4)).")
+        _, points = recorded_points(options.resume, experiment)
+    points = named(points, experiment.config) if isinstance(points, Mapping) else points
+    if options.executor == "ray":
+        return _sweep_on_ray(experiment, points, options)
+    if callable(options.executor):
+        return options.executor(experiment, points, options)  # type: ignore[no-any-return]
+    return sweep_here(experiment, points, with_shard_dir(options))
+
+
+def _sweep_on_ray(experiment: Experiment[Any], points: Points | Halving, options: SweepOptions) -> Sweep:
     """Trains the shards of a sweep as Ray tasks; signals end it, ready to resume. LostError if the cluster is lost."""
     if not options.record or options.plan_only or options.shard is not None or options.devices not in (None, 1):
         raise ConfigError(
@@ -178,8 +216,6 @@ def _count_members(given: Swept, settings: Mapping[str, Any]) -> int:
 
 def _train_shard(given: Swept, settings: Mapping[str, Any], origin: Mapping[str, Any], path: Path, shard: str) -> None:
     """Trains a shard on the one device of this worker; continues what a lost worker left."""
-    from jaxnn.sweeps._train_sweep import sweep_here
-
     until = time.monotonic() + SECONDS_TO_WAIT
     while is_locked(shard_folder(path, shard)) and time.monotonic() < until:
         time.sleep(0.2)

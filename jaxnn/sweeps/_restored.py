@@ -1,0 +1,140 @@
+"""Restores the states of a sweep's members from its record, by group, to predict and evaluate with."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxnn import engine, record
+from jaxnn.sweeps._groups import traced_values, with_values
+from jaxnn.sweeps._members import Member, count_by_status
+from jaxnn.sweeps._plan import SweepOptions, members_layout
+from jaxnn.tasks import derived_metrics
+from jaxnn.types import ConfigError, Experiment, PyTree, RecordError
+
+
+class RestoredGroup(NamedTuple):
+    """Members of one group, in the order of their rows."""
+
+    folder: Path  # the directory of the sweep, or of the shard that trained it
+    facts: dict[str, Any]  # of the group, in ``sweep.json``
+    members: list[Member]
+    programs: engine.Programs
+    states: Any  # `HostStates`, ``[members, ...]``
+
+
+def restored_groups(
+    path: Path,
+    experiment: Experiment[Any],
+    members: Sequence[Member],
+    *,
+    with_data: bool = False,
+    devices: int | None = 1,
+) -> Iterator[RestoredGroup]:
+    """Yields ``members`` of the sweep in ``path``, by group, with the states of the newest checkpoint.
+
+    The data are loaded ``with_data``, or if the record does not describe them. Programs shard the members over
+    ``devices``; None: over all. RecordError if there is no checkpoint.
+    """
+    for folder in record.sweep_folders(path):
+        whole = record.read_sweep(folder)
+        for number, facts in enumerate(whole["groups"]):
+            found = [member for member in members if member.index in facts["members"]]
+            if not found:
+                continue
+            record.check_trained(folder, whole, facts)
+            # As recorded: the experiment given now may have other values for the fields that were not swept.
+            configs = [record.config_from_json(dict(member.config), experiment.config) for member in found]
+            for config in configs:
+                engine.check_config(config)
+            each = [dataclasses.replace(experiment, config=config) for config in configs]
+            splits = None if with_data else record.recorded_data(folder, facts)
+            resident = None if splits is None else False
+            if splits is None:
+                splits = engine.load_data(each[0])
+                record.check_same_data(folder, facts["fingerprint"], record.data_fingerprint(splits), "sweep")
+            values, make = traced_values(each, facts["traced"]), functools.partial(with_values, each[0])
+            given = engine.Members(tuple(member.index for member in found), values, make)
+            layout = members_layout(SweepOptions(devices=devices), each[0].config.batch_size, len(found))
+            programs = engine.programs_of(each[0], splits, resident=resident, layout=layout, members=given)
+            checkpoints = record.Checkpoints(folder / record.GROUPS / f"{number}")
+            restored = checkpoints.restore_newest(engine.host_shapes(programs.shapes, len(facts["members"])))
+            if restored is None:
+                raise RecordError(
+                    f"{checkpoints.folder} holds no checkpoint: the sweep was run with checkpoint_every=0, or it was "
+                    "deleted."
+                )
+            rows = [facts["members"].index(member.index) for member in found]
+            take = functools.partial(np.take, indices=rows, axis=0)
+            yield RestoredGroup(folder, facts, found, programs, jax.tree.map(take, restored.state))
+
+
+def predict_members(sweep: Any, inputs: Any, batch_size: int, devices: int | None) -> PyTree:
+    """Returns the outputs ``[members, examples, ...]`` of the members of a `Sweep`, as `Sweep.predict`."""
+
+    def outputs(group: RestoredGroup) -> list[PyTree]:
+        programs = group.programs
+
+        def one(values: Any, state: Any, batch: PyTree) -> PyTree:
+            member = programs.spec.member(values)
+            return engine.make_predict(member.task(member.config), programs.source)(state, batch)
+
+        _, population, places = _laid_out(group)
+        together = functools.partial(jax.jit(engine.over_members(programs.spec, one, 1)), population)
+        found = engine.predict_in_batches(together, programs.inputs, inputs, batch_size, axis=2)
+        return [jax.tree.map(lambda leaf, at=at: leaf[at], found) for at in places]
+
+    rows = _by_member(sweep, outputs, devices)
+    if len({str(jax.tree.map(np.shape, row)) for row in rows}) > 1:
+        raise ConfigError("the members give outputs of different shapes: select those with the same.")
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+
+
+def evaluate_members(sweep: Any, split: str, devices: int | None) -> dict[str, np.ndarray]:
+    """Returns each metric ``[members]`` of the members of a `Sweep`, as `Sweep.evaluate`."""
+
+    def metrics(group: RestoredGroup) -> list[dict[str, float]]:
+        shape, population, places = _laid_out(group)
+        means = group.programs.evaluate(shape, split, population)
+        task = group.programs.task
+        return [derived_metrics(task, {name: mean[at] for name, mean in means.items()}) for at in places]
+
+    rows = _by_member(sweep, metrics, devices, with_data=True)
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+def _laid_out(group: RestoredGroup) -> tuple[engine.Shape, engine.Population, list[Any]]:
+    """The members of a group on the devices: how they are arranged, their states, and the place of each."""
+    count, num_devices = len(group.members), group.programs.spec.num_devices
+    size = min(-(-count // num_devices), group.facts["vmap"]["size"])
+    shape = engine.shape_of(count, size, num_devices)
+    slots = engine.arrange(range(count), shape)
+    population = group.programs.lay_out(group.states, slots, np.ones(count, bool), 0)
+    return shape, population, [np.unravel_index(row, slots.shape) for row in range(count)]
+
+
+def _by_member(
+    sweep: Any, compute: Callable[[RestoredGroup], list[PyTree]], devices: int | None, *, with_data: bool = False
+) -> list[PyTree]:
+    """What ``compute`` returns for each member of a `Sweep`; NaN for one that is not complete."""
+    complete = [member for member in sweep.members if member.complete]
+    if sweep.experiment is None or sweep.dir is None or not complete:
+        lacking = "experiment: open_sweep(path, experiment)" if sweep.experiment is None else "record: sweep with one"
+        lacking = lacking if complete else f"complete member ({count_by_status(sweep.members)}): resume it"
+        raise ConfigError(f"the members of the sweep cannot be restored; it has no {lacking}.")
+    found: dict[int, PyTree] = {}
+    for group in restored_groups(sweep.dir, sweep.experiment, complete, with_data=with_data, devices=devices):
+        found |= zip((member.index for member in group.members), compute(group), strict=True)
+
+    if not found:
+        raise RecordError(f"{sweep.dir} has no members in its groups: the record is damaged.")
+
+    def lost(leaf: Any) -> np.ndarray:
+        return np.full(np.shape(leaf), np.nan, np.result_type(leaf, np.float16))
+
+    empty = jax.tree.map(lost, next(iter(found.values())))
+    return [found.get(member.index, empty) for member in sweep.members]
