@@ -135,14 +135,27 @@ def show(run: tyro.conf.Positional[Path], /) -> None:
             print(f"{name:<15} {_brief(value)}")
 
 
-def plot(run: tyro.conf.Positional[Path], /, *, out: Path | None = None) -> None:
+def plot(
+    run: tyro.conf.Positional[Path],
+    /,
+    *,
+    out: Path | None = None,
+    confusion: str | None = None,
+    script: Path | None = None,
+) -> None:
     """Draws the curves of a run, or the results of a sweep, as PNG: jaxnn plot runs/digits_mlp/….
 
     Args:
         run: the directory of a run or a sweep.
-        out: the picture; default: curves.png or sweep.png in that directory.
+        out: the picture; default: curves.png, sweep.png or confusion.png in that directory.
+        confusion: a split, such as test, whose classes as a run predicts them are drawn instead.
+        script: the file that defines ``experiment``, for --confusion.
     """
-    if is_sweep(run):
+    if confusion is not None:
+        if script is None:
+            raise ConfigError("a confusion matrix needs the model: give the script that trained it, --script x.py.")
+        figure, name = open_run(run, experiment_of(script)).confusion_matrix(confusion).plot(), "confusion.png"
+    elif is_sweep(run):
         figure, name = sweeps.open_sweep(run).plot(), "sweep.png"
     else:
         facts = read_run(run)
