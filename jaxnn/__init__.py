@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxnn.optim import schedules
     from jaxnn.plans import plan
     from jaxnn.record import load_checkpoint, load_weights, save_checkpoint, save_weights
-    from jaxnn.run import Run, fit, iterate, open_run, train
+    from jaxnn.run import NetworkClassifier, NetworkRegressor, Run, fit, iterate, model_summary, open_run, train
     from jaxnn.search import grid
     from jaxnn.sweeps import Sweep, SweepOptions, compare, open_sweep, sweep
     from jaxnn.types import (
@@ -39,6 +39,8 @@ __all__ = [
     "DataError",
     "Experiment",
     "JaxnnError",
+    "NetworkClassifier",
+    "NetworkRegressor",
     "RecordError",
     "Run",
     "RunOptions",
@@ -57,6 +59,7 @@ __all__ = [
     "load_checkpoint",
     "load_weights",
     "main",
+    "model_summary",
     "models",
     "nn",
     "observe",
@@ -86,7 +89,7 @@ _NAMES = {
     ".optim": "schedules",
     ".plans": "plan",
     ".record": "load_checkpoint load_weights save_checkpoint save_weights",
-    ".run": "Run fit iterate open_run train",
+    ".run": "NetworkClassifier NetworkRegressor Run fit iterate model_summary open_run train",
     ".search": "grid",
     ".sweeps": "Sweep SweepOptions compare open_sweep sweep",
     ".types": "Batch ConfigError DataError Experiment JaxnnError RecordError Splits Task TrainingError TrainState",

@@ -37,6 +37,7 @@ USUAL_NAMES = {
     "batch_size": ("bs", "batch", "minibatch_size"),
     "seed": ("random_state", "random_seed", "rng"),
     "weight_decay": ("wd", "l2"),
+    "model": ("hidden_layer_sizes", "module"),
     "features": ("hidden", "hidden_sizes", "layers", "units"),
     "run_dir": ("out", "out_dir", "output", "output_dir", "log_dir", "save_dir"),
     "resume": ("restore", "ckpt", "checkpoint", "continue"),

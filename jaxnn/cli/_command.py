@@ -142,15 +142,32 @@ def show(run: tyro.conf.Positional[Path], /, *, member: int | None = None) -> No
             print(f"{name:<15} {_brief(value)}")
 
 
-def plot(run: tyro.conf.Positional[Path], /, *, member: int | None = None, out: Path | None = None) -> None:
+def plot(
+    run: tyro.conf.Positional[Path],
+    /,
+    *,
+    member: int | None = None,
+    out: Path | None = None,
+    confusion: str | None = None,
+    script: Path | None = None,
+) -> None:
     """Draws the curves of a run, or the results of a sweep, as PNG: jaxnn plot runs/digits_mlp/….
 
     Args:
         run: the directory of a run or a sweep.
         member: the number of a member of the sweep, which is drawn as a run.
-        out: the picture; default: curves.png or sweep.png in that directory.
+        out: the picture; default: curves.png, sweep.png or confusion.png in that directory.
+        confusion: a split, such as test, whose classes as a run predicts them are drawn instead.
+        script: the file that defines ``experiment``, for --confusion.
     """
-    if member is None and is_sweep(run):
+    if confusion is not None:
+        if script is None:
+            raise ConfigError("a confusion matrix needs the model: give the script that trained it, --script x.py.")
+        figure, name = (
+            open_run(run, experiment_of(script), member=member).confusion_matrix(confusion).plot(),
+            "confusion.png",
+        )
+    elif member is None and is_sweep(run):
         figure, name = sweeps.open_sweep(run).plot(), "sweep.png"
     else:
         facts, lines = (read_run(run), read_metrics(run)) if member is None else read_member(run, member)[:2]

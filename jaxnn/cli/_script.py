@@ -21,7 +21,7 @@ from jaxnn.cli import _process
 from jaxnn.engine import RunOptions, with_changes
 from jaxnn.observe import any_text, drop_output, is_of_output
 from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_member, read_run
-from jaxnn.run import RESUMABLE, Run, continued_names, fit, open_run
+from jaxnn.run import RESUMABLE, ModelSummary, Run, continued_names, fit, model_summary, open_run
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment, suggest
 
 if TYPE_CHECKING:
@@ -30,14 +30,15 @@ if TYPE_CHECKING:
     from jaxnn.search import Halving, Points
     from jaxnn.sweeps import Sweep
 
-COMMANDS = ("run", "sweep", "evaluate", "plan", "advise")
+COMMANDS = ("run", "sweep", "evaluate", "plan", "advise", "summary")
 _ABOUT_RUN = (
     "First words: `sweep` trains many runs together, `evaluate` measures a recorded run, `plan` compiles for a card, "
-    "`advise` compares devices; see `sweep --help`."
+    "`advise` compares devices, `summary` shows the model's layers; see `sweep --help`."
 )
 _ABOUT = {
     "plan": "Compiles one step for a card that need not be here, `--for h100`: memory, work, bounds; trains nothing.",
     "advise": "Measures one step, batch sizes and sweeps per kind of device and shows which to use; trains nothing.",
+    "summary": "Shows the model's layers: output shapes, parameters, operations; trains nothing. Takes a run's flags.",
 }
 
 
@@ -50,7 +51,7 @@ def main(
     options: RunOptions | None = None,
     commands: Mapping[str, Callable[..., Any]] = {},
     at_end: str | None = None,
-) -> Run | Sweep | StepPlan | Advice | None:
+) -> Run | Sweep | StepPlan | Advice | ModelSummary | None:
     """Runs ``experiment`` as a script: flags change its config, whose values are their defaults, and how it is run.
 
     With ``--resume DIR`` the flags' defaults are the config recorded in DIR. The persistent compile cache is on.
@@ -62,6 +63,7 @@ def main(
     | ``evaluate`` | metrics of a recorded run or sweep: ``evaluate runs/… --split test --json`` |
     | ``plan`` | what it needs and can reach on a graphics card, compiled and not run: ``--for h100`` |
     | ``advise`` | which kind of device it should train on, and what would fill it: ``--devices cpu gpu`` |
+    | ``summary`` | the model's layers: output shapes, parameters, operations; with a run's flags |
 
     >>> jn.main(experiment, ["--learning-rate", "0.5", "--no-record"])  # doctest: +SKIP
     finished  step 20 ...
@@ -110,6 +112,10 @@ def main(
             from jaxnn.cli._evaluate import evaluate
 
             return evaluate(experiment, arguments)
+        if command == "summary":
+            config, *_ = parse_run(experiment, arguments, options, _ABOUT[command])
+            print(layers := model_summary(dataclasses.replace(experiment, config=config)))
+            return layers
         if command in ("plan", "advise"):
             from jaxnn import advice, plans
 

@@ -3,9 +3,11 @@
 from jaxnn.data._arrays import (
     ArraySource,
     Augmentation,
+    apply_scaling,
     arrays,
     check_labels,
     is_augmented,
+    learn_scaling,
     padded_indices,
     split_off_validation,
     standardize,

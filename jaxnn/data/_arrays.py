@@ -1,6 +1,7 @@
 """Data sets of arrays in memory: their source, checks, splits and standardization."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -229,13 +230,7 @@ def standardize(splits: Splits) -> Splits:
     numbers = inputs.get("numbers") if isinstance(inputs, Mapping) else inputs
     if not np.issubdtype(getattr(numbers, "dtype", int), np.floating):
         raise DataError(f"inputs {shapes_of(inputs)} cannot be standardized: give one array of floats to arrays().")
-    numbers = np.asarray(numbers)
-    known = ~np.isnan(numbers)
-    mean = numbers.mean(axis=0, dtype=np.float64, where=known)
-    deviation = numbers.std(axis=0, dtype=np.float64, where=known)
-    varies = np.nanmax(numbers, axis=0) > np.nanmin(numbers, axis=0)
-    scale = np.divide(1.0, deviation, out=np.zeros_like(deviation), where=varies)
-    scaling = mean, scale, ~known.all(axis=0)
+    scaling = learn_scaling(np.asarray(numbers))
     learnt = {} if columns is None else {"columns": dataclasses.replace(columns, scaling=scaling)}
     changed: dict[str, Any] = {}
     for name, source in splits.named().items():
@@ -245,6 +240,18 @@ def standardize(splits: Splits) -> Splits:
         scaled = {**given, "numbers": scaled} if isinstance(given, Mapping) else scaled
         changed[name] = dataclasses.replace(source, examples=Examples(scaled, targets), **learnt)
     return splits.with_sources(changed)
+
+
+def learn_scaling(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns mean, 1 / deviation (0: constant) and whether some are missing of each column ``[rows, ...]``."""
+    known = ~np.isnan(numbers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of a column without any number, which becomes 0
+        mean = np.nan_to_num(numbers.mean(axis=0, dtype=np.float64, where=known))
+        deviation = numbers.std(axis=0, dtype=np.float64, where=known)
+        varies = np.nanmax(numbers, axis=0) > np.nanmin(numbers, axis=0)
+    scale = np.divide(1.0, deviation, out=np.zeros_like(deviation), where=varies)
+    return mean, scale, ~known.all(axis=0)
 
 
 def apply_scaling(values: np.ndarray, mean: np.ndarray, scale: np.ndarray, missing: np.ndarray) -> np.ndarray:

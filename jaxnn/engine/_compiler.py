@@ -164,6 +164,13 @@ class Programs:
         """The seconds on a GPU that the launches of a call take, of one chunk of a population."""
         return observe.work_of(self._compiled["train", shape, num_steps].as_text()).launch_seconds
 
+    def finite_source(self, split: str) -> Source:
+        """The split of that name; ConfigError if there is none, or its examples are generated without an end."""
+        known = {name: one for name, one in self.splits.named().items() if one.num_examples < ENDLESS}
+        if split not in known:
+            raise ConfigError(f"there is no split {split!r} to evaluate: the data have {', '.join(known) or 'none'}.")
+        return known[split]
+
     def evaluate(
         self, shape: Shape | None, split: str, state: Any, *, part: bool = False, kept: dict[Any, Any] | None = None
     ) -> dict[str, np.ndarray]:
@@ -172,8 +179,7 @@ class Programs:
         With ``part``, over the examples that training looks at. ``kept`` holds what `Task.evaluate_again` kept of
         earlier states of this training, and gets what it keeps of this one.
         """
-        if split not in (known := [name for name, one in self.splits.named().items() if one.num_examples < ENDLESS]):
-            raise ConfigError(f"there is no split {split!r} to evaluate: the data have {', '.join(known) or 'none'}.")
+        self.finite_source(split)
         part = part and self.eval_batches is not None  # otherwise one program serves both
         key = ("evaluate", shape, split, part)
         pieces, program = self._pieces_of(split, part), self._program(key, "start")

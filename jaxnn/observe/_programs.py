@@ -263,7 +263,7 @@ def operations(function: Callable[..., Any], *args: Any) -> float:
     as it runs; infinite if there is a ``while`` loop. Takes the arguments of `implementations` and costs the same.
     """
 
-    def cost(equation: Any) -> dict[str, float]:
+    def cost(equation: Any, scopes: str) -> dict[str, float]:
         if equation.primitive.name == "while":
             return {"": math.inf}
         # Tokens have no shape.
@@ -273,31 +273,38 @@ def operations(function: Callable[..., Any], *args: Any) -> float:
     return _count(jax.make_jaxpr(function)(*args).jaxpr, None, cost)[0][""]
 
 
-def product_flops(function: Callable[..., Any], *args: Any) -> dict[str, float]:
+def product_flops(
+    function: Callable[..., Any], *args: Any, by: Callable[[Any, str], str] | None = None
+) -> dict[str, float]:
     """Floating-point operations of the products of ``function`` that its results need, by dtype, most first.
+
+    Or by what ``by`` returns for an equation and its named scopes, as those of `equations`.
 
     Products are matrix products, convolutions and cuDNN's operations. Two per multiplication and addition; the body of
     a ``scan`` counts as often as it runs, that of a ``while`` loop once, the branch of a ``cond`` with the fewest.
     Takes the arguments of `implementations` and costs the same.
     """
 
-    def cost(equation: Any) -> dict[str, float]:
-        if not (flops := _product_flops(equation)):
-            return {}
-        return {str(jnp.promote_types(*(value.aval.dtype for value in equation.invars[:2]))): flops}
+    def dtype(equation: Any, scopes: str) -> str:
+        return str(jnp.promote_types(*(value.aval.dtype for value in equation.invars[:2])))
+
+    def cost(equation: Any, scopes: str) -> dict[str, float]:
+        flops = _product_flops(equation)
+        return {(by or dtype)(equation, scopes): flops} if flops else {}
 
     found = _count(jax.make_jaxpr(function)(*args).jaxpr, None, cost)[0]
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def _count(
-    jaxpr: Any, used: Sequence[bool] | None, cost: Callable[[Any], Mapping[str, float]]
+    jaxpr: Any, used: Sequence[bool] | None, cost: Callable[[Any, str], Mapping[str, float]], scopes: str = ""
 ) -> tuple[dict[str, float], list[bool]]:
     """The cost of what ``used`` results, None: all, need, as XLA computes no more, and which arguments those need."""
     total: dict[str, float] = collections.defaultdict(float)
     needed = {id(value) for value in itertools.compress(jaxpr.outvars, used or itertools.repeat(True))}
     for equation in reversed(jaxpr.eqns):
         outputs, name = [id(value) in needed for value in equation.outvars], equation.primitive.name
+        within = f"{scopes}/{equation.source_info.name_stack}"
         if not (any(outputs) or equation.effects):
             continue
         # What an operation of cuDNN does is not written in equations.
@@ -309,13 +316,13 @@ def _count(
             consts = sum(map(_same_shape, equation.invars, bodies[0].invars)) - carries
             times, before = equation.params["length"], None
             while outputs != before:  # a carry that a later step needs is needed
-                before, (each, inputs) = outputs, _count(bodies[0], outputs, cost)
+                before, (each, inputs) = outputs, _count(bodies[0], outputs, cost, within)
                 carried = inputs[consts : consts + carries]
                 outputs = [mine or other for mine, other in zip(outputs, carried, strict=False)] + outputs[carries:]
             found = [each]
         else:
             same = len(bodies) == 1 and len(bodies[0].outvars) == len(outputs)
-            pairs = [_count(body, outputs if same else None, cost) for body in bodies]
+            pairs = [_count(body, outputs if same else None, cost, within) for body in bodies]
             found = [each for each, _ in pairs]
             if same and len(bodies[0].invars) == len(inputs):
                 inputs = pairs[0][1]
@@ -326,7 +333,7 @@ def _count(
             foreign = [any(each.primitive.name == "ffi_call" for each, _ in equations(body)) for body in bodies]
             written = [each for each, is_foreign in zip(found, foreign, strict=True) if not is_foreign]
             found = [min(written or found, key=lambda each: sum(each.values()))]
-        for part, count in [(cost(equation), 1), *((each, times) for each in found)]:
+        for part, count in [(cost(equation, within), 1), *((each, times) for each in found)]:
             for key, value in part.items():
                 total[key] += count * value
         needed |= {id(value) for value in itertools.compress(equation.invars, inputs)}

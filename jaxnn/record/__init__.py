@@ -2,7 +2,16 @@
 
 from jaxnn.record._checkpoints import FOLDER, Checkpoints, Restored, load_checkpoint
 from jaxnn.record._metric_log import LogDigest, MetricWriter, WriterFacts, Writers, rewind_metrics
-from jaxnn.record._plots import draw_curves, draw_picture, format_value, label_ticks, new_figure, new_panels
+from jaxnn.record._plots import (
+    draw_confusion,
+    draw_curves,
+    draw_picture,
+    format_value,
+    label_ticks,
+    new_figure,
+    new_panels,
+    write_in_cells,
+)
 from jaxnn.record._provenance import (
     PARTS,
     changed_implementations,

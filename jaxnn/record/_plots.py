@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 STYLE = "jaxnn.record.figure"
+MIDDLE_GREY = 0.5
+MOST_CELLS_WITH_NUMBERS = 20  # in a row of a confusion matrix
+MOST_NAMED_CLASSES = 120  # more are named in part
 COLOURS = {"train_": "C0", "validation_": "C2", "test_": "C1", "probe_": "C4"}
 STYLE_LOCK = threading.RLock()  # matplotlib's settings are global, and any thread may draw
 
@@ -99,6 +102,48 @@ def label_ticks(axis: Axis, metric: str = "") -> None:
 def format_value(metric: str, value: float) -> str:
     """The value with four digits, of an accuracy in per cent."""
     return f"{100 * value:.4g} %" if metric.endswith("accuracy") else f"{value:.4g}"
+
+
+def write_in_cells(
+    axes: Axes, values: np.ndarray, colour: Callable[[Any], Any], text: Callable[[Any], str], above: float = 0.0
+) -> None:
+    """Writes a text into each cell of a picture whose value is finite; ``colour`` and ``text`` are of its place."""
+    for place in zip(*np.nonzero(np.isfinite(values)), strict=True):
+        shade = "white" if np.mean(colour(place)[:3]) < MIDDLE_GREY else "black"
+        axes.text(place[1], place[0] + above, text(place), c=shade, fontsize="small", ha="center", va="center")
+
+
+def draw_confusion(counts: np.ndarray, names: Sequence[str], title: str) -> Figure:
+    """Draws a confusion matrix ``[classes, classes]``: colours are shares of each true class, numbers are counts."""
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import PowerNorm
+
+    count, longest = len(counts), min(20, max(map(len, names)))
+    width = max(0.42, 0.09 * len(f"{counts.max():,}"))  # of a cell in inches, for its number
+    side = min(12.0, max(2.2, width * count)) + 0.09 * longest
+    figure = new_figure(figsize=(side + 1.4, side + 0.4), layout="constrained")
+    axes = figure.add_subplot()
+    # The root: rare mistakes would have no colour.
+    colours, norm = colormaps["Blues"], PowerNorm(0.5, 0, 1)
+    totals = counts.sum(axis=1, keepdims=True)
+    shares = counts / np.maximum(totals, 1)
+    axes.imshow(shares, cmap=colours, norm=norm, interpolation="nearest")
+    axes.grid(visible=False)
+    if count <= MOST_CELLS_WITH_NUMBERS:
+        texts = np.where(counts > 0, counts, np.nan)
+        write_in_cells(axes, texts, lambda at: colours(norm(shares[at])), lambda at: f"{counts[at]:,}")
+    shown = range(0, count, -(-count // MOST_NAMED_CLASSES))
+    size = min(9.0, max(4.0, 72 * 12 / count / 1.4))
+    short = [name if len(name) <= longest else f"{name[: longest - 1]}…" for name in (str(names[at]) for at in shown)]
+    axes.set_xticks(shown, short, rotation=90 if longest > 2 else 0, fontsize=size)
+    axes.set_yticks(shown, short, fontsize=size)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    axes.set_title(title, fontsize="medium")
+    bar = figure.colorbar(ScalarMappable(norm, colours), ax=axes, label="share of the true class", shrink=0.8)
+    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    return figure
 
 
 def draw_curves(lines: Sequence[Mapping[str, Any]], run: str = "", data: str = "") -> Figure:

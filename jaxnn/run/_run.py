@@ -15,7 +15,9 @@ import numpy as np
 from jaxnn import engine, record
 from jaxnn.observe import Clock, Table, Throughput, describe_devices, short_path, text_table
 from jaxnn.parallel import Layout, make_layout, process_count
+from jaxnn.run._confusion_matrix import ConfusionMatrix, count_confusions
 from jaxnn.run._export import export_model
+from jaxnn.run._model_summary import ModelSummary, summarise_model
 from jaxnn.run._record import Session, summarise
 from jaxnn.run._report import Summary
 from jaxnn.run._resume import check_same_config
@@ -123,6 +125,26 @@ class Run:
         trained_on = programs.inputs
         return engine.predict_in_batches(predict, trained_on, inputs, batch_size, programs.layout)
 
+    def confusion_matrix(
+        self, split: str = "test", *, batch_size: int = 512, state: TrainState | None = None
+    ) -> ConfusionMatrix:
+        """Returns how often each class of a split was predicted as each class; it is read and predicted in batches.
+
+        Its ``plot()`` is a picture. ``state`` is ``run.state`` by default, another one ``run.best_state()``.
+
+        >>> matrix = run.confusion_matrix()
+        >>> matrix.counts.shape, round(matrix.accuracy, 4) == round(run.evaluate()["accuracy"], 4)
+        ((10, 10), True)
+
+        Raises:
+            ConfigError: the data have no such split, or the task predicts no classes of integer labels.
+            RecordError: as `evaluate`.
+        """
+        trainer, name = self._with_data, f"{self.name or (self.dir.name if self.dir else 'run')}, {split}"
+        names = trainer.splits.class_names
+        predict = functools.partial(self.predict, batch_size=batch_size, state=state)
+        return count_confusions(trainer.programs.finite_source(split), predict, batch_size, names, name)
+
     def export(
         self,
         path: str | Path,
@@ -184,6 +206,11 @@ class Run:
         if self.dir is None or not self.resumable:
             raise RecordError("the run kept no checkpoints: run it with a record, and without checkpoint_every=0.")
         return record.Checkpoints(self.dir / record.FOLDER, **ranking)
+
+    def model_summary(self, depth: int | None = None) -> ModelSummary:
+        """Returns the layers of its model, from shapes, as `jn.model_summary`; of a record, it reads no data."""
+        programs = self._loaded.programs
+        return summarise_model(programs.task, programs.shapes, programs.batch, depth)
 
     def plot(self) -> Figure:
         """Returns a matplotlib figure of loss, metrics and throughput by step."""

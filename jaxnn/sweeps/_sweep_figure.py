@@ -16,7 +16,7 @@ from matplotlib.colors import ListedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from jaxnn.record import format_value, label_ticks, metrics_of, new_panels
+from jaxnn.record import format_value, label_ticks, metrics_of, new_panels, write_in_cells
 from jaxnn.search import Axis, scale_of
 from jaxnn.sweeps._members import SEED, count_by_status, grouped, show, show_field, spread_of
 
@@ -27,7 +27,6 @@ MOST_NAMED = 8  # groups with bands and a legend; more are coloured by value
 MOST_LABELS = 8  # on an axis
 MOST_LETTERS = 30  # in a horizontal row of labels
 MOST_CELLS_WITH_NUMBERS = 8  # in a row or a column of a heat map
-MIDDLE_GREY = 0.5
 VISIBLE = 0.92  # the light end of viridis is invisible on white
 DECADE = 10.0  # the ratio of losses from which they are drawn on a logarithmic scale
 LOST_COLOUR = "C5"
@@ -196,11 +195,9 @@ def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
         axes.imshow(means, cmap=colours, norm=norm, origin="lower", aspect="auto")
         axes.grid(visible=False)
         if max(means.shape) <= MOST_CELLS_WITH_NUMBERS:
-            for (line, column), mean in np.ndenumerate(means):
-                if np.isfinite(mean):
-                    dark = np.mean(colours(norm(mean))[:3]) < MIDDLE_GREY
-                    style: dict[str, Any] = {"c": "white" if dark else "black", "fontsize": "small"}
-                    axes.text(column, line + 0.25, format_value(metric, mean), ha="center", va="center", **style)
+            write_in_cells(
+                axes, means, lambda at: colours(norm(means[at])), lambda at: format_value(metric, means[at]), above=0.25
+            )
     _mark(x, axes.xaxis)
     _mark(y, axes.yaxis)
     if any(row.n for row in groups.rows) and sweep.direction(metric) is not None:

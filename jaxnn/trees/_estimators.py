@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,15 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_classifier
-from sklearn.model_selection import train_test_split
+from sklearn.base import RegressorMixin, is_classifier
 from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from jaxnn.data import BinnedSource, Bins, check_resolution, learn_bins
 from jaxnn.record import first_line, read_file, with_tuples, write_bytes
-from jaxnn.run import export_function, fit
+from jaxnn.run import Estimator, LabelEstimator, export_function, fit, with_hints
 from jaxnn.trees._boosting import Boosting, boosting, experiment, predict_scores, predictor, split_start
 from jaxnn.trees._explanations import importances
 from jaxnn.trees._model_files import check_arrays, check_bins, pack, unpack
@@ -30,7 +27,6 @@ from jaxnn.trees._objectives import Objective, cross_entropy, squared_error
 from jaxnn.types import (
     Batch,
     ConfigError,
-    DataError,
     Examples,
     RecordError,
     Splits,
@@ -38,31 +34,14 @@ from jaxnn.types import (
     TrainingError,
     TrainState,
     check_int,
-    suggest,
 )
 
 _Config = dataclasses.make_dataclass("_Config", ["batch_size", "num_steps", "seed"], frozen=True)
 
 
-def _with_hints[Estimator: type[Any]](kind: Estimator) -> Estimator:
-    """Returns the class with names of parameters checked: the error of its own constructor would name a private one."""
-    init = kind.__init__
-
-    @functools.wraps(init)
-    def checked(self: Any, *args: Any, **given: Any) -> None:
-        if args:
-            name = type(self).__name__
-            raise ConfigError(f"{name} takes parameters by name, such as num_trees=100, not {args[0]!r:.60}.")
-        self._check_names(given)
-        init(self, **given)
-
-    kind.__init__ = checked
-    return kind
-
-
-@_with_hints
+@with_hints
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
-class _GradientBoosting(BaseEstimator):
+class _GradientBoosting(Estimator):
     """What classifier and regressor share: parameters, training and scores."""
 
     objective: Objective | None = None
@@ -83,19 +62,6 @@ class _GradientBoosting(BaseEstimator):
     patience: int | None = None
     validation_fraction: float = 0.1
 
-    @classmethod
-    def _check_names(cls, given: Iterable[str]) -> None:
-        known = [field.name for field in dataclasses.fields(cls)]
-        for name in given:
-            if name not in known:
-                raise ConfigError(f"{cls.__name__} has no parameter {name!r}: {suggest(name, known)}.")
-
-    def set_params(self, **params: Any) -> Self:
-        """Sets parameters by name, and returns the estimator; ConfigError for other names."""
-        self._check_names(params)
-        super().set_params(**params)
-        return self
-
     @property
     def n_iter_(self) -> int:
         """The number of trees that predict for each output; fewer than ``num_trees`` after an early stop."""
@@ -108,37 +74,6 @@ class _GradientBoosting(BaseEstimator):
         check_is_fitted(self)
         gains = importances(self.state_, self.n_features_in_)
         return gains / (gains.sum() or 1.0)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
-
-    def _validated(self, inputs: Any, *targets: Any, **how: Any) -> Any:
-        """Returns inputs, and targets if given, checked by scikit-learn, which would take dates for numbers."""
-        of_frame = [dtype for dtype in np.ravel(getattr(inputs, "dtypes", ())) if hasattr(dtype, "kind")]
-        for dtype in of_frame or [np.asarray(inputs).dtype]:
-            if dtype.kind in "mM":
-                raise DataError(f"the inputs must be numbers, not {dtype}: give times as seconds since one of them.")
-        try:
-            return validate_data(self, inputs, *targets, dtype=np.float64, ensure_all_finite="allow-nan", **how)
-        except ValueError as error:  # scikit-learn's own checks ask for its type
-            if "could not convert string" in str(error):
-                error.add_note(_TEXTS)
-            raise
-
-    def _weights(self, inputs: np.ndarray, sample_weight: Any) -> np.ndarray:
-        """The weight of each row; one of weight 0 must count for nothing, neither in training nor in a check."""
-        if sample_weight is None:
-            return np.ones(len(inputs), np.float32)
-        given = [sample_weight] * len(inputs) if isinstance(sample_weight, int | float) else sample_weight
-        weights: np.ndarray = check_array(given, ensure_2d=False, dtype=np.float32, ensure_non_negative=True)
-        check_consistent_length(inputs, weights)
-        if weights.ndim != 1 or not weights.any():
-            raise DataError("sample_weight must be a number for each row, [rows], and one weight not zero.")
-        if not 1e-12 < (mean := float(weights[weights > 0].mean(dtype=np.float64))) < 1e12:
-            raise DataError(f"float32 cannot hold gains of splits for a mean sample_weight of {mean:.3g}: scale them.")
-        return weights
 
     def _booster(self) -> Boosting:
         """Returns the boosting of these parameters for ``bins_``; ConfigError for parameters that it cannot take."""
@@ -159,20 +94,8 @@ class _GradientBoosting(BaseEstimator):
         return boosting(**{name: settings[name] for name in inspect.signature(boosting).parameters})
 
     def _train(self, inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Self:
-        num_classes = len(getattr(self, "classes_", ()))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        rows, others = np.flatnonzero(weights), np.empty(0, int)
-        if self.patience is not None:
-            alone = np.zeros(len(rows), bool)
-            if num_classes:  # a class of one row cannot be divided: it is trained on
-                alone = (np.bincount(targets[rows]) == 1)[targets[rows]]
-            kept, rows = rows[alone], rows[~alone]
-            how = {"stratify": targets[rows] if num_classes else None, "random_state": seed}
-            try:
-                rows, others = train_test_split(rows, test_size=self.validation_fraction, **how)
-            except ValueError as error:
-                raise DataError(f"the rows cannot be divided for patience ({error}): set patience=None.") from error
-            rows = np.concatenate([kept, rows])
+        rows, others = self._held_out(targets, weights, seed)
         self.bins_ = learn_bins(inputs[rows], max_bins=self.max_bins, categorical=self.categorical)
         table = BinnedSource(Examples({"bins": self.bins_.apply(inputs), "weight": weights}, targets), bins=self.bins_)
         train, validation = (dataclasses.replace(table, examples=table.read(part)) for part in (rows, others))
@@ -292,10 +215,6 @@ class _GradientBoosting(BaseEstimator):
             return np.asarray(self._objective(self.fitted_["objective"]).outputs(near + far))
 
 
-_TEXTS = (
-    "Texts in the inputs: encode them as integers and name their columns in categorical=, or use jn.data.table and "
-    "binned; as the target: GradientBoostingClassifier."
-)
 _LIMIT = "lower learning_rate, or limit Newton's steps by objective._replace(largest_step=0.7)."
 
 
@@ -328,8 +247,6 @@ class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Trains on inputs ``X [rows, columns]``, NaN for missing values, and targets ``y [rows]``."""
         inputs, targets = self._validated(X, y, y_numeric=True)
-        if targets.dtype.kind not in "iufb":
-            raise DataError(f"the targets are texts, such as {str(targets[0])!r}: a regressor needs numbers.")
         weights = self._weights(inputs, sample_weight)
         counted = weights > 0
         with np.errstate(all="ignore"):  # what is too large for float32 is refused before training
@@ -350,7 +267,7 @@ class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):
         return self._outputs(inputs)
 
 
-class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):
+class GradientBoostingClassifier(LabelEstimator, _GradientBoosting):
     """Gradient-boosted trees for classes, with scikit-learn's interface; arguments as for `boosting`.
 
     ``objective`` is by default `cross_entropy`; ``patience`` is as of `GradientBoostingRegressor`.
@@ -364,14 +281,8 @@ class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Trains on inputs ``X [rows, columns]``, NaN for missing values, and labels ``y [rows]`` of any kind."""
         inputs, targets = self._validated(X, y)
-        check_classification_targets(targets)
         weights = self._weights(inputs, sample_weight)
-        self.classes_ = np.unique(targets[weights > 0])
-        if len(self.classes_) < 2:
-            one = self.classes_.tolist()[0]
-            raise DataError(f"the targets have one class, {one!r}: classification needs two or more.")
-        labels = np.searchsorted(self.classes_, targets)  # of rows that do not count too, where they mean nothing
-        return self._train(inputs, labels.astype(np.int32), weights)
+        return self._train(inputs, self._labels(targets, weights), weights)
 
     def _objective(self, given: Objective | None) -> Objective:
         return given or cross_entropy(len(self.classes_))
@@ -379,8 +290,3 @@ class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):
     def predict_proba(self, inputs: Any) -> np.ndarray:
         """Returns the probability of each of ``classes_``: ``[rows, classes]``."""
         return self._outputs(inputs)
-
-    def predict(self, inputs: Any) -> np.ndarray:
-        """Returns the most probable class of each row: ``[rows]``."""
-        best = self.predict_proba(inputs).argmax(axis=1)
-        return np.asarray(self.classes_[best])

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 
 import jaxnn as jn
 from jaxnn import observe
-from jaxnn.observe import Clock, Table, lower_ahead, markdown_table, product_dtypes, steady_throughput, text_table
+from jaxnn.observe import Clock, Table, lower_ahead, markdown_table, product_dtypes, text_table
 from jaxnn.types import ConfigError
 from tests import shell
 
@@ -116,13 +116,6 @@ def test_available_bytes(monkeypatch):
         assert left is not None and least <= left <= most
 
 
-def test_format_bytes():
-    # 1023.999 KiB rounds up to the next unit.
-    sizes = (0, 1023, 1024, 1536, 1024**2 - 1, 5 * 1024**3, 3 * 1024**5)
-    texts = ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "5.0 GiB", "3072.0 TiB"]
-    assert [*map(observe.format_bytes, sizes)] == texts
-
-
 @pytest.mark.several_devices
 def test_placement_counts_copies_and_shards():
     mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))
@@ -166,18 +159,13 @@ def test_inner_spans_pause_outer_ones():
     assert clock.seconds == {"compute": 9.0, "evaluation": 34.0, "checkpoint": 4.0, "other": 16.0}
 
 
-def test_throughput_is_the_median_with_the_interquartile_range():
-    # Rates 10, 20, 30, 40, 50: median 30, quartiles 20 and 40, spread (40 - 20) / 30.
-    assert steady_throughput([30.0, 10.0, 50.0, 20.0, 40.0]) == (30.0, pytest.approx(2 / 3), 5)
-    assert steady_throughput([]) is None
-
-
 def test_tables_are_aligned_and_escaped():
     rows, header = [("a", ""), ("longer", "<b>|")], ("name", "x")
     assert text_table(rows, header) == "name    x\na\nlonger  <b>|", "without trailing spaces"
     assert markdown_table(rows, header).splitlines()[1:] == ["| --- | --- |", "| a |  |", "| longer | <b>\\| |"]
     noted = Table(header, rows, ["a note"])
     assert repr(noted).endswith("\na note") and noted._repr_html_().endswith("<p>a note</p>")
+    assert observe.format_bytes(1024**2 - 1) == "1.0 MiB", "1023.999 KiB rounds up to the next unit"
     assert "&lt;b&gt;" in noted._repr_html_() and "<b>" not in Table(None, rows)._repr_html_()
 
 

@@ -89,13 +89,6 @@ def test_evaluation_is_exact_and_how_a_run_is_computed_changes_no_bit(whole):
         chex.assert_trees_all_equal(other.state._replace(key=None), whole.state._replace(key=None))
 
 
-def test_validation_split_replaces_test_during_training():
-    data = jn.data.arrays(tiny.points(37), test=tiny.points(23, 1), validation=tiny.points(23, 2))
-    run = tiny.fit(tiny.experiment(data=data, num_steps=5))
-    assert "validation_loss" in run.metrics and "test_loss" not in run.metrics
-    assert run.evaluate("test")["loss"] != run.evaluate("validation")["loss"]
-
-
 def test_augmentation_differs_by_step_and_repeats_by_run():
     def noisy(key: jax.Array, batch: jn.Batch) -> jn.Batch:
         return batch._replace(inputs=batch.inputs + jax.random.uniform(key, batch.inputs.shape[1:])[None])
@@ -172,13 +165,18 @@ def test_steps_per_call_are_chosen_by_measuring(whole, resident, tmp_path):
     chex.assert_trees_all_equal(chosen.state.params, whole.state.params)  # measuring trained nothing
 
 
-def test_train_classifies_labels():
+def test_train_classifies_texts_and_counts_confusions():
+    (inputs, labels), names = tiny.points(37), ["left", "middle", "right"]
     how = {**tiny.HOW, "record": False, "batch_size": 8, "num_epochs": 2.5}
-    run = jn.train(tiny.MODEL, optax.sgd(0.1, momentum=0.9), tiny.points(37), **how)
-    # 37 // 8 = 4 steps an epoch, 2.5 epochs: 10 steps.
-    assert int(run.state.step) == 10
-    assert set(run.final) == {"train_loss", "train_accuracy"}
-    assert run.evaluate("train")["accuracy"] > 0.5
+    run = jn.train(tiny.MODEL, optax.sgd(0.1, momentum=0.9), (inputs, np.array(names)[labels]), **how)
+    assert int(run.state.step) == 10, "37 // 8 = 4 steps an epoch, 2.5 epochs"
+    matrix, counts = run.confusion_matrix("train", batch_size=5), np.zeros((3, 3))
+    np.add.at(counts, (labels, run.predict(inputs).argmax(axis=1)), 1)
+    np.testing.assert_array_equal(matrix.counts, counts)
+    assert matrix.accuracy == pytest.approx(run.evaluate("train")["accuracy"]) and matrix.accuracy > 0.5
+    axes = matrix.plot().axes[0]
+    assert sum(int(text.get_text()) for text in axes.texts) == 37
+    assert [label.get_text() for label in axes.get_yticklabels()] == names
 
 
 def test_train_regresses_floats():
@@ -191,6 +189,20 @@ def test_train_regresses_floats():
     np.testing.assert_allclose(run.state.params["b"], [[3.0]], atol=1e-3)
     found = run.evaluate("train")
     assert found["mean_absolute_error"] < 1e-3 and found["root_mean_squared_error"] == found["loss"] ** 0.5
+    with pytest.raises(jn.ConfigError, match="needs integer labels"):
+        run.confusion_matrix("train")
+
+
+def test_a_summary_counts_a_shared_layer_once_and_all_its_operations():
+    shared, norm = linen.Dense(3), linen.BatchNorm(use_running_average=True)
+    model = linen.Sequential([shared, shared, norm, jn.models.MLP((2, 3))])
+    rows = {path: rest for path, *rest in jn.model_summary(tiny.experiment(model=model)).layers}
+    assert rows["layers_0"] == ["Dense", "[batch, 3]", 12, 0, 2 * 2 * 9] and rows["layers_2"][2:4] == [6, 6]
+    frozen = lambda config: jn.tasks.freeze(jn.tasks.classification(model), "layers_3")  # noqa: E731
+    brief = jn.model_summary(tiny.experiment(task=frozen), depth=1)
+    assert brief.layers[-1] == ("layers_3", "MLP", "[batch, 3]", 0, 17, 24) and brief.flops == 36 + 24
+    assert jn.model_summary(tiny.experiment()).layers == ((".", "bias [3], kernel [3, 3]", "", 12, 0, 0),)
+    assert jn.model_summary(tiny.experiment(model=jn.models.MLP((10**6, 10**6, 3)))).parameters > 10**12
 
 
 def test_reports_states_and_parameters_equal_those_of_fit(whole):

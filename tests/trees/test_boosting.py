@@ -1,4 +1,4 @@
-"""Boosted trees: equal to scikit-learn's, whose checks they pass; swept, sharded and resumed as networks; ranking."""
+"""Boosted trees: equal to scikit-learn's; swept, sharded, resumed as networks; ranking; estimators, of networks too."""
 
 import contextlib
 import dataclasses
@@ -108,11 +108,6 @@ def test_an_evaluation_continues_from_the_scores_of_the_last(trained):
 
 
 @pytest.mark.slow
-def test_room_for_fewer_bins_grows_the_same_trees(trained):
-    assert same_trees(tiny.fit(experiment(max_bins=ROWS, categorical={3: 6}), **HOW), trained)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -218,13 +213,6 @@ def test_steps_of_an_exponential_loss_are_bounded_or_refused():
         trees.GradientBoostingRegressor(objective=own, l2=0.0).fit(inputs, counts)
 
 
-def test_a_tree_below_the_least_weight_predicts_nothing():
-    inputs, labels = table()[0], np.random.default_rng(0).integers(0, 3, ROWS)
-    settings: Any = {"num_trees": 200, "learning_rate": 0.9, "row_fraction": 0.5, "l2": 0.0, "max_depth": 8}
-    model = trees.GradientBoostingClassifier(**settings).fit(inputs, labels)
-    assert np.abs(model.state_["trees"]["value"]).max() < 1e4
-
-
 @pytest.mark.slow
 def test_a_row_of_weight_zero_counts_for_nothing():
     inputs, targets = table()
@@ -244,38 +232,23 @@ def test_a_row_of_weight_zero_counts_for_nothing():
 
 
 @pytest.mark.slow
-def test_estimators_are_of_float32_whatever_the_flag(regressor):
-    inputs, targets = table()
-    with jax.enable_x64(True):
-        model = trees.GradientBoostingRegressor(**FITTED).fit(inputs, targets.astype(np.float64) + 1000.3)
-        np.testing.assert_array_equal(model.predict(inputs), regressor.predict(inputs))
-        with pytest.raises(jn.ConfigError, match="boosted trees are of float32: turn jax_enable_x64 off"):
-            tiny.fit(experiment())
-
-
-@pytest.mark.slow
-def test_a_class_of_one_row_is_trained_on():
-    inputs, targets = table()
-    labels = np.where(np.arange(ROWS) == 7, "rare", np.where(targets > 0, "high", "low"))
-    model = trees.GradientBoostingClassifier(**FITTED, patience=2).fit(inputs, labels)
-    assert model.classes_.tolist() == ["high", "low", "rare"]
-
-
-@pytest.mark.slow
 def test_quantiles_are_those_of_the_targets():
     rng = np.random.default_rng(0)
     inputs = rng.uniform(size=(500, 1))
     targets = inputs[:, 0] * rng.exponential(size=500)
-    model = trees.GradientBoostingRegressor(objective=trees.quantile_error(0.8), num_trees=20, max_depth=2)
-    assert 0.77 < (targets <= model.fit(inputs, targets).predict(inputs)).mean() < 0.83
+    model = trees.GradientBoostingRegressor(objective=trees.quantile_error(0.8), max_depth=2).fit(inputs, targets)
+    assert 0.77 < (targets <= model.predict(inputs)).mean() < 0.83
 
 
 @pytest.mark.slow
 def test_a_fitted_model_keeps_its_depth_and_the_place_of_its_targets(regressor, tmp_path):
     inputs, targets = table()
     arrays: Any = {"categorical": np.array([3]), "random_state": np.random.RandomState(3)}
-    model = trees.GradientBoostingRegressor(**FITTED | arrays).fit(inputs, targets.astype(np.float64) + 1e8)
-    found = model.predict(inputs)
+    with jax.enable_x64(True):  # whatever it is, trees are of float32
+        model = trees.GradientBoostingRegressor(**FITTED | arrays).fit(inputs, targets.astype(np.float64) + 1e8)
+        found = model.predict(inputs)
+        with pytest.raises(jn.ConfigError, match="boosted trees are of float32: turn jax_enable_x64 off"):
+            tiny.fit(experiment())
     np.testing.assert_allclose(found - 1e8, regressor.predict(inputs) - 1000.3, atol=1e-5)
     model.set_params(max_depth=1).save(tmp_path / "model.npz")
     np.testing.assert_array_equal(model.predict(inputs), found)
@@ -500,22 +473,22 @@ def fit_targets(objective: trees.Objective, targets: np.ndarray, **settings: Any
 
 
 INPUTS, GRADES, _ = ranked()
+LABELLED, IMAGES, FEW = (INPUTS, GRADES), np.ones((4, 2, 2)), {"num_steps": 1}
 HUBER: Any = {"objective": trees.huber()}
 TIMES, LATE = GRADES[:, None].astype("M8[s]"), np.append(1.7e9 + np.arange(len(GRADES) - 1), 0.0)  # one is missing
 ERRORS: dict[type[jn.JaxnnError], dict[str, Callable[[], Any]]] = {
     jn.ConfigError: {
         "Regressor has no parameter 'n_estimators': did you mean 'num_trees'": lambda: fit_table(n_estimators=3),
-        "l2 must be a number >= 0": lambda: fit_table(l2=-1.0),
         "row_fraction must be a number > 0 and <= 1": lambda: fit_table(row_fraction=80),
         "monotone must be -1, 0 or 1": lambda: fit_table(monotone=(1, 2, 0, 0)),
         "monotone has 2 values, and the table 4": lambda: fit_table(monotone=(1, 0)),
         "no categorical column 9": lambda: fit_table(categorical=(9,)),
         "column of categorical must be an integer": lambda: fit_table(categorical=(True,)),
         "do not keep monotone": lambda: fit_table(objective=trees.absolute_error(), monotone=(1, 0, 0, 0)),
+        "5], and must be [batch, 2]": lambda: jn.NetworkClassifier(model=jn.models.MLP((5,))).fit(IMAGES, [0, 1] * 2),
         "the objective is not for numbers": lambda: fit_table(objective=trees.cross_entropy(3)),
         "three or more classes do not keep": lambda: fit_targets(trees.cross_entropy(3), GRADES, monotone=(1, 0)),
         "huber: delta must be a number > 0 and <= 1e+38, not inf": lambda: trees.huber(np.inf),
-        "num_trees must be an integer >= 1": lambda: fit_table(num_trees=0),
         f"batch_size={ROWS}": lambda: tiny.fit(experiment().replace(batch_size=32)),
         "strategy='data'": lambda: tiny.fit(experiment(), devices=4, strategy="pmap"),
         "num_trees=2, and the config num_steps=4": lambda: tiny.fit(experiment(num_trees=2)),
@@ -528,6 +501,7 @@ ERRORS: dict[type[jn.JaxnnError], dict[str, Callable[[], Any]]] = {
         "the targets are texts, such as 'b': a regressor needs numbers": lambda: trees.GradientBoostingRegressor().fit(
             table()[0], ["b", "a"] * (ROWS // 2)
         ),
+        "is no class that": lambda: jn.NetworkClassifier(**FEW).fit(*LABELLED).confusion_matrix(INPUTS, GRADES + 9),
         "the inputs must be numbers, not datetime64[s]": lambda: trees.GradientBoostingRegressor().fit(TIMES, GRADES),
         "cannot tell the targets apart": lambda: trees.GradientBoostingRegressor(**HUBER).fit(INPUTS, LATE),
         "targets, whose deviation is 2.77e-19": lambda: fit_targets(trees.squared_error(), np.arange(ROWS) * 1e-20),
@@ -552,21 +526,18 @@ def test_settings_and_data_that_cannot_be_used_are_refused(error, words):
         ERRORS[error][words]()
 
 
-# Each shape of inputs is a program, so the trees are small.
-SETTINGS: dict[str, Any] = {"num_trees": 5, "max_depth": 2, "learning_rate": 0.5}
-# What these check is code that both estimators share, from weights to attributes; the regressor has only its own
-# targets besides. Nor are weights repetitions to its 1e-7 relative difference, which is a rounding in float32.
-OF_SHARED_CODE = (
-    "check_sample_weights_pandas_series check_sample_weights_shape check_sample_weights_not_overwritten "
-    "check_sample_weight_equivalence_on_dense_data check_n_features_in check_n_features_in_after_fitting "
-    "check_positive_only_tag_during_fit check_f_contiguous_array_estimator check_methods_subset_invariance "
-    "check_fit_idempotent check_fit_check_is_fitted"
-).split()
+# Each shape of inputs is a program, so the models are small.
+TREES: dict[str, Any] = {"num_trees": 5, "max_depth": 2, "learning_rate": 0.5}
+NETWORK: dict[str, Any] = {"model": (8,), "num_steps": 60, "learning_rate": 0.05}
+KINDS: dict[Any, Any] = {trees.GradientBoostingClassifier: TREES, trees.GradientBoostingRegressor: TREES}
+KINDS |= {jn.NetworkClassifier: NETWORK, jn.NetworkRegressor: NETWORK}
+# What these check is code that all share. Nor are weights repetitions to its 1e-7, for networks of other batches.
+SHARED = re.compile("sample_weight|n_features_in|positive_only|f_contiguous|subset_invariance|idempotent|is_fitted")
 CHECKS = [
     pytest.param(estimator, check, id=f"{type(estimator).__name__}-{check.func.__name__}")
-    for kind in (trees.GradientBoostingRegressor, trees.GradientBoostingClassifier)
-    for estimator, check in estimator_checks_generator(kind(**SETTINGS))
-    if kind is trees.GradientBoostingClassifier or check.func.__name__ not in OF_SHARED_CODE
+    for kind, settings in KINDS.items()
+    for estimator, check in estimator_checks_generator(kind(**settings))
+    if kind is trees.GradientBoostingClassifier or not SHARED.search(check.func.__name__)
 ]
 
 
@@ -574,3 +545,32 @@ CHECKS = [
 @pytest.mark.parametrize(("estimator", "check"), CHECKS)
 def test_an_estimator_passes_the_checks_of_scikit_learn(estimator, check):
     check(estimator)
+
+
+def test_a_network_takes_texts_and_missing_values_and_keeps_what_it_learned():
+    jobs, ages = np.array(["cook", "nurse", None] * 20, object), np.array([20.0, 60.0, np.nan, 40.0] * 15)
+    frame = pytest.importorskip("pandas").DataFrame({"job": jobs, "age": ages})
+    labels = np.where((jobs == "nurse") | np.isnan(ages), "yes", "no")
+    labels[7] = "odd"  # one row, which is trained on
+    model = jn.NetworkClassifier(**NETWORK, patience=3).fit(frame, labels)
+    found, matrix = model.predict(frame), model.confusion_matrix(frame, labels)
+    assert matrix.class_names == ("no", "odd", "yes") and matrix.accuracy == (found == labels).mean() > 0.95
+    other = pickle.loads(pickle.dumps(model)).set_params(model=(2,), batch_size=3)
+    np.testing.assert_array_equal(other.predict(frame), found)
+
+
+def test_a_network_is_compiled_once_and_leaves_out_rows_of_weight_zero():
+    (inputs, targets), weights, found, counts = table(), np.ones(ROWS), [], []
+    columns, compiled = np.stack([targets, -targets], 1), []
+    listener = lambda event, *_, **__: compiled.append("backend_compile" in event)  # noqa: E731
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    weights[0] = 0
+    for target, seed in ((0.0, 3), (1e12, 3), (0.0, 4)):
+        columns[0] = target
+        model = jn.NetworkRegressor(**NETWORK, random_state=seed).fit(inputs, columns, weights)
+        found.append(model.predict(inputs))
+        counts.append(sum(compiled))
+    jax.monitoring.unregister_event_duration_listener(listener)
+    np.testing.assert_array_equal(*found[:2])
+    assert found[0].shape == (ROWS, 2) and (found[0] != found[2]).any()
+    assert 0 < counts[0] == counts[1] == counts[2] - 1, "another seed compiles initial states again"
