@@ -337,7 +337,7 @@ def test_plot_draws_runs_and_sweeps(finished, sweeps, tmp_path, capsys):
     for drawn in (finished.dir / "curves.png", tmp_path / "own.png"):
         assert drawn.read_bytes().startswith(b"\x89PNG")
     elsewhere = tmp_path / "no" / "a.png"
-    assert "choose another --out" in shell.fails(capsys, command, "plot", finished.dir, "--out", elsewhere)
+    assert "cannot be written (No such" in shell.fails(capsys, command, "plot", finished.dir, "--out", elsewhere)
     (tmp_path / "plotted.py").write_text(DEFINITION)
     confusion = "plot", finished.dir, "--confusion", "test"
     assert output(capsys, *confusion, "--script", tmp_path / "plotted.py").strip().endswith("confusion.png")

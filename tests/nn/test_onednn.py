@@ -165,15 +165,13 @@ def test_members_and_steps_of_a_scan_equal_separate_runs_which_have_the_same_bit
         jax.tree.map(np.testing.assert_array_equal, (to_inputs, outputs), of_rows)
         for k in range(0, len(jax.tree.leaves(row.inputs)[0]), 3):
             (_, to_inputs), outputs = alone(row.params, jax.tree.map(lambda leaf, k=k: leaf[k : k + 1], one_by_one))
-            jax.tree.map(
-                lambda one, all, k=k: np.testing.assert_array_equal(one[0], all[k]), (to_inputs, outputs), of_rows
-            )
+            found = jax.tree.map(lambda leaf: leaf[0], (to_inputs, outputs))
+            jax.tree.map(lambda one, all, k=k: np.testing.assert_array_equal(one, all[k]), found, of_rows)
     if nothing is not None:
         (to_params, to_inputs), outputs = nothing
         assert not any(leaf.any() for leaf in jax.tree.leaves(to_params))
-        assert jax.tree.map(lambda leaf: leaf[:0].shape, (first[0][1], first[1])) == jax.tree.map(
-            jnp.shape, (to_inputs, outputs)
-        )
+        shapes = jax.tree.map(jnp.shape, (to_inputs, outputs))
+        assert jax.tree.map(lambda leaf: leaf[:0].shape, (first[0][1], first[1])) == shapes
 
 
 @rows(lambda row: row.call is not None)

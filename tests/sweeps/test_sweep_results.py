@@ -135,9 +135,7 @@ ERRORS: dict[str, Any] = {
     ),
     "no group has a result in 'test_loss'": lambda s: edited(s, status="diverged").group().best(),
     "member 3 is pruned, so it is not a complete run: jn.fit(": lambda s: opened(s, status="pruned").run(3),
-    "no record to open member 3 from: run it alone with learning_rate 0.1, seed 0": (
-        lambda s: dataclasses.replace(opened(s), dir=None).run(3)
-    ),
+    "run it alone with learning_rate 0.1, seed 0": lambda s: dataclasses.replace(opened(s), dir=None).run(3),
 }
 
 

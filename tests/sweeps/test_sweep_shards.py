@@ -270,9 +270,8 @@ def test_a_shard_started_by_resume_has_the_options_of_its_sweep(half):
     jn.sweep(EXPERIMENT, resume=half, shard="1/2", progress="none")
     joined = tiny.read(half / "shards" / "1-of-2", "sweep.json")
     assert joined["options"].items() >= rules.items() and jn.open_sweep(half).status == "finished"
-    write_json(
-        shard / "sweep.json", facts | {"options": joined["options"] | {"stop": "rule"}, "monitor": "test_accuracy"}
-    )
+    stops = joined["options"] | {"stop": "rule"}
+    write_json(shard / "sweep.json", facts | {"options": stops, "monitor": "test_accuracy"})
     with pytest.raises(jn.RecordError, match=r"not trained by the same rules \(stop: .*open each alone"):
         jn.open_sweep(half)
     # The first shard of all has those of its script.

@@ -123,10 +123,8 @@ def test_rungs_and_survivors_of_halving():
     assert jn.search.halving(jn.grid(seed=range(5)), 5).survivors(values, higher_is_better=True) == [9]
     # Two of eight that started; an infinite value is none.
     values = {0: float("inf"), 1: 0.1, 2: 0.2}
-    assert jn.search.halving(jn.grid(seed=range(8)), 4).survivors(values, higher_is_better=True, num_started=8) == [
-        2,
-        1,
-    ]
+    eight = jn.search.halving(jn.grid(seed=range(8)), 4)
+    assert eight.survivors(values, higher_is_better=True, num_started=8) == [2, 1]
 
 
 def test_halving_trains_the_best_of_each_rung_on(tmp_path):
