@@ -75,8 +75,8 @@ def main(
         options: the script's own run options, the defaults of their flags in runs and sweeps. With ``--resume`` those
             that the record has come from there.
         commands: functions of the script by first word: ``NAME RUN`` calls ``function(run)`` with the run recorded in
-            the directory RUN, and each further parameter, which needs an annotation and a default, is a flag. `main`
-            then returns None.
+            the directory RUN, or with a member of a sweep, ``NAME RUN --member 3``, and each further parameter, which
+            needs an annotation and a default, is a flag. `main` then returns None.
         at_end: the one of ``commands`` that is called with a finished run too, unless it had several processes.
 
     Raises:
@@ -154,11 +154,14 @@ def _call_with_run(experiment: Experiment[Any], command: Callable[..., Any], arg
     _, *parameters = inspect.signature(command, eval_str=True).parameters.values()
     fields: list[Any] = [("run", tyro.conf.Positional[Path])]
     fields += [(parameter.name, parameter.annotation, parameter.default) for parameter in parameters]
+    of_sweep = "member" not in {field[0] for field in fields}
+    fields += [("member", int | None, None)] if of_sweep else []
     form: Any = dataclasses.make_dataclass("Arguments", fields, frozen=True)
     with _process.one_line_errors():
         given = tyro.cli(form, args=words, prog=f"{Path(sys.argv[0]).name} {name}", description=inspect.getdoc(command))
     values = vars(given)
-    command(open_run(values.pop("run"), experiment), **values)
+    member = values.pop("member") if of_sweep else None
+    command(open_run(values.pop("run"), experiment, member=member), **values)
 
 
 def _sweep(
@@ -222,9 +225,10 @@ def parse_run(
         options, objects = _script_options(RunOptions, options, arguments)
     _flag_fields(arguments, config, type(options), _process.ClusterOptions)
     if (directory := given(arguments, "--resume")) is not None:
-        number = given(arguments, "--member") or ""
-        path = Path(directory)
-        facts = read_member(path, int(number)).facts if number.isdecimal() else read_run(path)
+        path, number = Path(directory), given(arguments, "--member")
+        if number is not None and not number.isdecimal():
+            raise ConfigError(f"--member is {number!r}, and must be the number of a member, from 0.")
+        facts = read_run(path) if number is None else read_member(path, int(number)).facts
         config = config_from_json(facts["config"], config)
     form = _parse({"config": config, "run": options, "cluster": _process.ClusterOptions()}, arguments, about)
     return form.config, _with_given(form.run, arguments, objects), form.cluster

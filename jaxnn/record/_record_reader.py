@@ -23,7 +23,7 @@ def read_run(path: Path) -> dict[str, Any]:
     check_name(path)
     file = path / RUN_FILE
     if not file.is_file() and is_sweep(path):
-        raise RecordError(f"{path} holds a sweep, not a run: name one of its members, the first by member=0.")
+        raise RecordError(f"{path} holds a sweep, not a run: name one of its members, by member=0 or --member 0.")
     if not file.is_file():
         raise RecordError(f"{path} holds no run (no {RUN_FILE} in it): `jaxnn runs` lists the directories of runs.")
     return _read_facts(file, RUN)
