@@ -83,8 +83,11 @@ def _resume_sweep(case: Path) -> object:
     return jn.main(experiment, ["--progress", "none", "--resume", str(case), *shard])
 
 
-def _export_members(case: Path) -> object:
-    return jn.open_sweep(case, experiment).run(1).predict(INPUTS[:5])
+def _member(case: Path) -> object:
+    jn.open_run(case, experiment, member=1).predict(INPUTS[:5])
+    return jn.open_run(case, member=0).state, jn.fit(
+        experiment, resume=case, member=1, run_dir=case / "alone", progress="none"
+    )
 
 
 def _trees(case: Path) -> object:
@@ -106,7 +109,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "predict": _predict,
     "open sweep": _open_sweep,
     "predict members": lambda case: jn.open_sweep(case, experiment).predict(INPUTS[:5]),
-    "export members": _export_members,
+    "member": _member,
     "load": jn.load_checkpoint,
     "load like": lambda case: jn.load_checkpoint(case, {"w": np.ones((3, 2)), "step": np.array(7, np.int32)}),
     "load trees": _trees,

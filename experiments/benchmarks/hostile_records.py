@@ -34,9 +34,9 @@ from jaxnn.cli import command
 from jaxnn.observe import text_table
 
 RUN_READERS = ("show", "runs", "compare", "plot", "open", "predict", "evaluate", "export", "resume")
-SWEEP_READERS = ("show", "runs", "compare", "plot", "open sweep", "predict members", "evaluate", "resume sweep")
 STATE_READERS = ("load", "predict", "evaluate", "export", "resume")
-MEMBER_READERS = ("predict members", "evaluate", "export members", "resume sweep")
+MEMBER_READERS = ("predict members", "evaluate", "member", "resume sweep")
+SWEEP_READERS = ("show", "runs", "compare", "plot", "open sweep", *MEMBER_READERS)
 FINDINGS = ("traceback", "hang", "death", "code", "outside", "control")
 
 
