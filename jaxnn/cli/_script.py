@@ -21,7 +21,7 @@ from jaxnn.cli import _process
 from jaxnn.engine import RunOptions, with_changes
 from jaxnn.observe import any_text, drop_output, is_of_output
 from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_member, read_run
-from jaxnn.run import RESUMABLE, ModelSummary, Run, continued_names, fit, model_summary, open_run
+from jaxnn.run import RESUMABLE, ModelSummary, Run, check_same_config, continued_names, fit, model_summary, open_run
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment, suggest
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def main(
         elif arguments and not arguments[0].startswith("-"):
             raise ConfigError(f"there is no command {arguments[0]!r}: {suggest(arguments[0], [*COMMANDS, *commands])}.")
         else:  # the directory of a sweep is resumed as one without the word
-            is_swept = resumed is not None and is_sweep(resumed) and given(arguments, "--member") is None
-            command = "sweep" if points is not None or is_swept else "run"
+            is_swept = points is not None or (resumed is not None and is_sweep(resumed))
+            command = "sweep" if is_swept and given(arguments, "--member") is None else "run"
         if command != "run":
             _process.check_alone(arguments, command)
         _process.enable_compile_cache()
@@ -220,7 +220,7 @@ def parse_run(
     The defaults are the experiment's config, or that of the record after ``--resume``, and the ``options`` of the
     command (None: those of a run). Raises ConfigError as `parse_sweep`.
     """
-    config, objects = experiment.config, dict[str, Any]()
+    config, objects, number = experiment.config, dict[str, Any](), ""
     if options is None or isinstance(options, RunOptions):
         options, objects = _script_options(RunOptions, options, arguments)
     _flag_fields(arguments, config, type(options), _process.ClusterOptions)
@@ -231,6 +231,8 @@ def parse_run(
         facts = read_run(path) if number is None else read_member(path, int(number)).facts
         config = config_from_json(facts["config"], config)
     form = _parse({"config": config, "run": options, "cluster": _process.ClusterOptions()}, arguments, about)
+    if number:  # `fit` takes the swept fields of a member from the record
+        check_same_config(facts["config"], form.config, "sweep", path, but="num_steps")
     return form.config, _with_given(form.run, arguments, objects), form.cluster
 
 

@@ -1,6 +1,6 @@
 """Readers of records: one run, its metrics, or all runs and sweeps below a folder; every field is checked."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from jaxnn.record._provenance import text_fingerprint
 from jaxnn.record._run_directory import METRICS_FILE, RUN_FILE, SWEEP_FILE, check_name, is_locked
 from jaxnn.record._schemas import LINE, MEMBER, NAMES, RUN, SWEEP, parse
 from jaxnn.record._state_files import read_file
-from jaxnn.types import RecordError
+from jaxnn.types import RecordError, check_int
 
 MEMBERS_FILE = "members.jsonl"  # of a sweep
 GROUPS = "groups"  # the folder of the checkpoints of a sweep, by group
@@ -45,7 +45,11 @@ class RecordedMember(NamedTuple):
 
 
 def read_member(path: Path, number: int) -> RecordedMember:
-    """Reads a member of the sweep in ``path``; RecordError if there is none of this number, or it was not trained."""
+    """Reads a member of the sweep in ``path``; RecordError if there is none of this number, or it was not trained.
+
+    ConfigError if ``number`` is no whole number.
+    """
+    number = check_int("member", number, 0)
     for folder in sweep_folders(path):
         facts = read_sweep(folder)
         for index, group in enumerate(facts["groups"]):
@@ -55,6 +59,7 @@ def read_member(path: Path, number: int) -> RecordedMember:
                 lines = [without_member(line) for line in read_metrics(folder) if line.get("member") == number]
                 if lost := {number, group["members"][0]} - members.keys():
                     raise RecordError(f"{folder / MEMBERS_FILE} lacks member {min(lost)}: the record is damaged.")
+                check_reported(folder, facts, members[number], lines)
                 as_run = _as_run(facts, group, members[number], members[group["members"][0]]["config"])
                 rows = group["members"].index(number), len(group["members"])
                 return RecordedMember(as_run, lines, folder / GROUPS / f"{index}", *rows)
@@ -71,6 +76,17 @@ def read_members(folder: Path, facts: Mapping[str, Any]) -> list[dict[str, Any]]
     return lines
 
 
+def check_reported(
+    folder: Path, facts: Mapping[str, Any], member: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
+) -> None:
+    """Raises RecordError if the sweep in ``folder`` finished and a ``member``'s last report is not in its ``lines``."""
+    if facts["status"] == "finished" and (lines[-1]["step"] if lines else 0) != (step := member["step"]):
+        raise RecordError(
+            f"{folder / METRICS_FILE} lacks the report of member {member['member']} at step {step}: the record is "
+            "damaged, restore the file from a copy."
+        )
+
+
 def check_trained(folder: Path, facts: Mapping[str, Any], group: Mapping[str, Any]) -> None:
     """Raises RecordError unless a ``group`` of the sweep in ``folder`` with these ``facts`` was opened."""
     if lacking := {"traced", "vmap", "fingerprint", "steps_per_call"} - group.keys():
@@ -85,7 +101,9 @@ def _as_run(
     """The content of the ``run.json`` of a ``member`` of a ``group``, whose first member has the config ``first``."""
     shared = ("name", "started", "data", "devices", "jax_flags", "command", "git", "higher_is_better", "directions")
     killed = facts["status"] == "interrupted" and member["status"] == "running"
-    prints, how = group["fingerprint"], f"{group['vmap']} {group['traced']}"
+    prints, how = dict(group["fingerprint"]), f"{group['vmap']} {group['traced']}"
+    if facts["options"].get("order") == "shared":  # a run has the order of its own seed
+        prints["batches"] = text_fingerprint(f"{prints.get('batches')} shared")
     return {
         **{name: facts.get(name) for name in shared},
         "status": "interrupted" if killed else member["status"],
@@ -101,7 +119,11 @@ def _as_run(
         "fingerprint": {**prints, "program": text_fingerprint(f"{prints.get('program')} {how}")},
         **{name: group.get(name) for name in ("examples", "precision", "implementations")},
         "layout": SINGLE_DEVICE.as_json(),
-        "sweep": {"vmap_size": group["vmap"]["size"], "traced": group["traced"]},
+        "sweep": {
+            "vmap_size": group["vmap"]["size"],
+            "traced": group["traced"],
+            "num_steps": facts["config"].get("num_steps"),
+        },
     }
 
 
@@ -164,6 +186,7 @@ def is_sweep(path: Path) -> bool:
 
 def sweep_folders(path: Path) -> list[Path]:
     """``path`` if it is the record of a sweep in one process, else its shards that started; RecordError for neither."""
+    check_name(path)
     if (path / RUN_FILE).is_file():
         raise RecordError(f"{path} holds a run, not a sweep: resume it with jn.fit, or name the directory of a sweep.")
     if not is_sweep(path):

@@ -218,5 +218,7 @@ def jsonable(value: Any) -> Any:
             return [jsonable(item) for item in value]
         if isinstance(value, Path):
             return str(value)
+        if dataclasses.is_dataclass(value):  # a swept field's
+            return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
     number = float(value)
     return number if math.isfinite(number) else str(number)

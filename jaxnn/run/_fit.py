@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import numbers
+import shutil
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
@@ -58,8 +59,7 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
         display = around.enter_context(open_display(options.progress))
         with contextlib.ExitStack() as opened:
             with display.announcing(clock):
-                experiment, options = as_run(experiment, options)
-                session = opened.enter_context(open_session(experiment, options, clock, display))
+                session = opened.enter_context(_opened(experiment, options, clock, display))
                 # From here on there is something to save, and its record to complete.
                 around.enter_context(interruption.finishing("the current window"))
                 path = None if session.trainer.record is None else short_path(session.trainer.record.path)
@@ -96,7 +96,7 @@ class Iteration:
                 yield report
 
     def _reports(self) -> Generator[Report]:
-        opened = open_session(*as_run(self._experiment, self._options), Clock(), Display())
+        opened = _opened(self._experiment, self._options, Clock(), Display())
         with contextlib.ExitStack() as around, opened as session:
             self._session = session
             _watch(session, around, None, aloud=False)
@@ -145,6 +145,20 @@ def iterate(experiment: Experiment[Any], options: RunOptions | None = None, **ch
     20 ['test_accuracy', 'test_loss']
     """
     return Iteration(experiment, _checked(experiment, options, changes))
+
+
+@contextlib.contextmanager
+def _opened(experiment: Experiment[Any], options: RunOptions, clock: Clock, display: Display) -> Iterator[Session]:
+    """Opens a run, as `open_session`, that may continue a member of a sweep; one that cannot start leaves no copy."""
+    experiment, started = as_run(experiment, options)
+    with contextlib.ExitStack() as stack:
+        try:
+            session = stack.enter_context(open_session(experiment, started, clock, display))
+        except BaseException:
+            if options.member is not None and started.resume is not None:
+                shutil.rmtree(started.resume, ignore_errors=True)
+            raise
+        yield session
 
 
 def _checked(experiment: Any, options: RunOptions | None, changes: Mapping[str, Any]) -> RunOptions:

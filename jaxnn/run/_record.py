@@ -23,7 +23,7 @@ from jaxnn.observe import (
 )
 from jaxnn.run._display import Display
 from jaxnn.run._report import NAME_WIDTH, Summary, device_rows
-from jaxnn.run._resume import check_same_config, continued_options, restored_facts
+from jaxnn.run._resume import FIXED, check_same_config, continued_options, restored_facts
 from jaxnn.types import Experiment, RecordError, TrainingError
 
 
@@ -68,8 +68,7 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             # A run can be continued for more steps; with anything else changed it would be another experiment.
             check_same_config(before["config"], experiment.config, "run", resume, but="num_steps")
             trains = before["status"] != "finished" or before["config"]["num_steps"] != experiment.config.num_steps
-            fixed = ("deterministic",)
-            options = continued_options(options, before["options"], resume, "run", trains=trains, fixed=fixed)
+            options = continued_options(options, before["options"], resume, "run", trains=trains, fixed=FIXED)
         writers = stack.enter_context(engine.closing_writers(options))
         if (run_dir := options.run_dir) is not None:
             parallel.broadcast_from_primary(lambda: records.check_vacant(run_dir))

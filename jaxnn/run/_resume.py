@@ -21,6 +21,7 @@ from jaxnn.record import (
 )
 from jaxnn.types import ConfigError, RecordError
 
+FIXED = ("deterministic",)  # the options of a run that decide its results
 LAYOUT = ("devices", "strategy", "mesh")
 # Options that may name code of the user's: how messages call them, and the names of jaxnn's own.
 _NAMED: Mapping[str, tuple[str, Collection[str]]] = {

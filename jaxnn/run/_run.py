@@ -20,7 +20,7 @@ from jaxnn.run._export import export_model
 from jaxnn.run._model_summary import ModelSummary, summarise_model
 from jaxnn.run._record import Session, summarise
 from jaxnn.run._report import Summary
-from jaxnn.run._resume import check_same_config
+from jaxnn.run._resume import FIXED, check_same_config, continued_options
 from jaxnn.search import NAME
 from jaxnn.types import ConfigError, Direction, Experiment, RecordError, TrainState, check_int, warn
 
@@ -227,7 +227,8 @@ class Run:
     def _loaded(self) -> engine.Trainer:
         """The trainer; warns if its evaluation is not the recorded one."""
         if self._trainer is None:
-            raise ConfigError(f"this needs the experiment of the run: jn.open_run({str(self.dir)!r}, experiment).")
+            which = "" if self.member is None else f", member={self.member}"
+            raise ConfigError(f"this needs its experiment: jn.open_run({str(self.dir)!r}, experiment{which}).")
         if self._facts is not None and _evaluates_otherwise(self._facts, self._trainer):
             before, now = self._facts.get("implementations") or {}, self._trainer.programs.implementations
             if others := record.changed_implementations(before, now):
@@ -332,6 +333,8 @@ def open_run(
             checkpoints, like = record.Checkpoints(of_sweep.states), engine.host_shapes(shapes, of_sweep.num_rows)
             if (restored := checkpoints.restore_newest(like)) is None:
                 raise RecordError(f"{of_sweep.states} holds no checkpoint: open the member without the experiment.")
+            for _, what in restored.damaged[:1]:
+                warn(f"the newest checkpoint in {of_sweep.states} is damaged, {what}: the state is an older one.")
             state = engine.member_state(restored.state, shapes, of_sweep.row)
         trainer.state = jax.device_put(state, trainer.programs.shardings)
         return _run(config, trainer, lines, ending, path, ranking, facts, of_sweep)
@@ -342,7 +345,7 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
     """Returns an experiment and options that continue the option ``member`` of a sweep as a run; others as given.
 
     The member's reports and newest state are copied to a directory of their own, ``run_dir`` or a new one. The swept
-    fields are the member's.
+    fields are the member's, except a ``num_steps`` that is not the sweep's.
     """
     if (number := options.member) is None or (path := options.resume) is None:
         return experiment, options
@@ -351,6 +354,8 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
     found = record.read_member(path, number)
     config = record.config_json(experiment.config)
     for name in found.facts["point"].keys() - ({NAME} - config.keys()):
+        if name == "num_steps" and config.get(name) != found.facts["sweep"]["num_steps"]:
+            continue
         *way, last = name.split(".")
         of_member, of_config = found.facts["config"], config
         try:
@@ -358,9 +363,15 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
                 of_member, of_config = of_member[part], of_config[part]
             of_config[last] = of_member[last]
         except (KeyError, TypeError) as error:
-            raise RecordError(f"the sweep in {path} swept {name!r:.60}, which no config has: it is damaged.") from error
+            raise RecordError(
+                f"the sweep in {path} swept {name!r:.60}, which the config of this experiment or of the record lacks: "
+                "give the experiment that was swept."
+            ) from error
     experiment = dataclasses.replace(experiment, config=record.config_from_json(config, experiment.config))
     check_same_config(found.facts["config"], experiment.config, "sweep", path, but="num_steps")
+    trains = found.facts["status"] != "finished" or found.facts["config"]["num_steps"] != experiment.config.num_steps
+    # Asked before there is a copy, the names in its messages are those of the sweep.
+    continued_options(options, found.facts["options"], path, "sweep", trains=trains, fixed=FIXED)
     opened = open_run(path, experiment, member=number)
     step = int(opened.state.step)
     target = record.create_run_dir(options.run_dir or record.new_run_dir(f"{found.facts['name']}-{number}"))

@@ -196,7 +196,9 @@ def _scored(name: str, side: Sweep, by: Sequence[str], metric: str) -> dict[str,
             differing = sorted(_varying(members))
             if not differing:
                 raise ConfigError(f"{same}, which are the same otherwise too: give each once.")
-            example = f"jn.open_sweep(path).select({differing[0]}={members[0].fields[differing[0]]!r})"
+            field, value = differing[0], members[0].fields[differing[0]]
+            chosen = f"{field}={value!r}" if field.isidentifier() else f"**{ {field: value}!r}"
+            example = f"jn.open_sweep(path).select({chosen})"
             raise ConfigError(f"{same}, which differ in {' and '.join(differing)}: choose one in Python, as {example}.")
         found[point_key(point)] = members[0], float(scores[positions[0]])
     return found

@@ -291,6 +291,8 @@ class Sweep:
             raise RecordError(f"the sweep has no record to open member {index} from: run it alone with {point}.")
         if not found.complete:
             hint = f"jn.fit(experiment, resume={str(self.dir)!r}, member={index}) continues it"
+            if found.step == 0:  # it has no state
+                hint = found.error or "resume the sweep to train it"
             raise ConfigError(f"member {index} is {found.status}, so it is not a complete run: {hint}.")
         return open_run(self.dir, self.experiment, member=index)
 
