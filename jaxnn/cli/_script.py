@@ -220,18 +220,18 @@ def parse_run(
     The defaults are the experiment's config, or that of the record after ``--resume``, and the ``options`` of the
     command (None: those of a run). Raises ConfigError as `parse_sweep`.
     """
-    config, objects, number = experiment.config, dict[str, Any](), ""
+    config, objects, number = experiment.config, dict[str, Any](), given(arguments, "--member")
     if options is None or isinstance(options, RunOptions):
         options, objects = _script_options(RunOptions, options, arguments)
     _flag_fields(arguments, config, type(options), _process.ClusterOptions)
     if (directory := given(arguments, "--resume")) is not None:
-        path, number = Path(directory), given(arguments, "--member")
+        path = Path(directory)
         if number is not None and not number.isdecimal():
             raise ConfigError(f"--member is {number!r}, and must be the number of a member, from 0.")
         facts = read_run(path) if number is None else read_member(path, int(number)).facts
         config = config_from_json(facts["config"], config)
     form = _parse({"config": config, "run": options, "cluster": _process.ClusterOptions()}, arguments, about)
-    if number:  # `fit` takes the swept fields of a member from the record
+    if directory is not None and number is not None:  # `fit` takes the swept fields of a member from the record
         check_same_config(facts["config"], form.config, "sweep", path, but="num_steps")
     return form.config, _with_given(form.run, arguments, objects), form.cluster
 

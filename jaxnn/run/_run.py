@@ -22,7 +22,7 @@ from jaxnn.run._record import Session, summarise
 from jaxnn.run._report import Summary
 from jaxnn.run._resume import FIXED, check_same_config, continued_options
 from jaxnn.search import NAME
-from jaxnn.types import ConfigError, Direction, Experiment, RecordError, TrainState, check_int, warn
+from jaxnn.types import ConfigError, Direction, Experiment, RecordError, TrainState, warn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -304,7 +304,7 @@ def open_run(
             record of a source with an ``as_batch`` of its own does not replace it.
     """
     path = Path(path)
-    of_sweep = None if member is None else record.read_member(path, check_int("member", member, 0))
+    of_sweep = None if member is None else record.read_member(path, member)
     facts, lines = (record.read_run(path), record.read_metrics(path)) if of_sweep is None else of_sweep[:2]
     path = path.absolute()
     config, final, trainer = facts["config"], record.final_metrics(lines), None
