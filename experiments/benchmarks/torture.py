@@ -11,7 +11,7 @@ Command   python experiments/benchmarks/torture.py kills
           python experiments/benchmarks/torture.py corruption
           python experiments/benchmarks/torture.py disk-full
 
-Each exits with status 1 and a message at the first violation of its claim. The run is that of ``victim.py``.
+Each exits with status 1 and a message at the first violation of its claim. The runs are those of ``victim.py``.
 """
 
 import sys
@@ -29,17 +29,26 @@ from torture_run import Broken, Victim
 
 from jaxnn.observe import text_table
 
+# Eight members in two groups.
+SWEEP = "sweep --seed 0 1 2 3 --features 16 32,16 --vmap-size 2"
 SCENARIOS = {
-    "one device": "",
-    "two devices": "--cpu-devices 2",
-    "parameters over two devices": "--cpu-devices 2 --strategy fsdp",
-    "a copy for each device": "--cpu-devices 2 --strategy pmap",
-    "data not on the device": "--resident False",
-    "patience": "--patience 1000",
-    "a tracking service": "--writers tensorboard",
-    "one checkpoint": "--keep-last 1 --keep-best 0",
-    "best checkpoints": "--keep-best 3 --monitor accuracy",
-    "deterministic": "--deterministic",
+    "one device": "victim.py",
+    "two devices": "victim.py --cpu-devices 2",
+    "parameters over two devices": "victim.py --cpu-devices 2 --strategy fsdp",
+    "a copy for each device": "victim.py --cpu-devices 2 --strategy pmap",
+    "data not on the device": "victim.py --resident False",
+    "patience": "victim.py --patience 1000",
+    "a tracking service": "victim.py --writers tensorboard",
+    "one checkpoint": "victim.py --keep-last 1 --keep-best 0",
+    "best checkpoints": "victim.py --keep-best 3 --monitor accuracy",
+    "deterministic": "victim.py --deterministic",
+    "averaged parameters": "victim.py average",
+    "boosted trees": "victim.py trees",
+    "a stream": "victim.py stream",
+    "a text": "victim.py text",
+    "a step of two optimizers": "../digits_gan.py --features 32 --batch-size 16",
+    "a sweep": f"victim.py {SWEEP}",
+    "successive halving": f"victim.py {SWEEP} --halving 2",
 }
 
 
@@ -57,7 +66,7 @@ def kills(
     for scenario in SCENARIOS if scenarios == ("all",) else scenarios:
         with tempfile.TemporaryDirectory() as folder:
             started = time.perf_counter()
-            found = kill_runs(Victim(Path(folder), num_steps, flags=(*SCENARIOS[scenario].split(),)), num_kills, seed)
+            found = kill_runs(Victim(Path(folder), num_steps, words=(*SCENARIOS[scenario].split(),)), num_kills, seed)
             seconds = f"{time.perf_counter() - started:.0f}"
             _print({"scenario": scenario} | _rows(found) | {"total seconds": seconds})
 

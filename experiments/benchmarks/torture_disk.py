@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from torture_run import Broken, Victim, check_same, check_whole, claim, facts_of, remnants_of, reports_of, steps_of
+from torture_run import Broken, Victim, check_all_whole, check_same, claim, facts_of, remnants_of, reports_of, steps_of
 
 # Commands that enter a private mount namespace, as a normal user and as root.
 NAMESPACES = (("unshare", "--user", "--map-root-user", "--mount"), ("unshare", "--mount"))
@@ -164,8 +164,7 @@ def _resume(victim: Victim, run_dir: Path, said: str) -> str:
     steps, reports = steps_of(run_dir), reports_of(run_dir)
     claim(steps and reports, f"{run_dir} lost its checkpoints or its reports")
     claim(not remnants_of(run_dir, "unfinished"), f"{run_dir} has an incomplete checkpoint")
-    for step in steps:
-        check_whole(run_dir / "checkpoints" / str(step))
+    check_all_whole(run_dir)
     victim.finish(run_dir)
     claim(facts_of(run_dir)["resumed"][0]["step"] == steps[-1], f"{run_dir} did not resume from step {steps[-1]}")
     check_same(run_dir, victim.undisturbed)

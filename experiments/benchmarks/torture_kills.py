@@ -8,9 +8,21 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torture_run import Broken, Victim, check_same, check_whole, claim, facts_of, remnants_of, reports_of, steps_of
+from torture_run import (
+    Broken,
+    Victim,
+    check_all_whole,
+    check_kept,
+    check_same,
+    claim,
+    facts_of,
+    logs_of,
+    remnants_of,
+    steps_of,
+    updates_of,
+)
 
 # About the duration of a save: a kill aimed at a save comes within this many seconds of its start.
 SAVE_SECONDS = 0.15
@@ -50,12 +62,16 @@ class Before(NamedTuple):
     """The state before a process was started.
 
     Attributes:
-        existed: whether the run existed.
+        stamp: when metrics.jsonl was last written.
+        saved: updates that checkpoints held.
+        logs: the reports up to newest checkpoints.
         num_resumes: how often it had been resumed.
         remnants: of checkpoints, by name and inode.
     """
 
-    existed: bool
+    stamp: int
+    saved: int
+    logs: dict[str, dict[str, Any]]
     num_resumes: int
     remnants: set[tuple[str, int]]
 
@@ -81,30 +97,29 @@ def kill_runs(victim: Victim, num_kills: int, seed: int) -> Kills:
 def _one_life(victim: Victim, run_dir: Path, draw: random.Random | None, found: Kills) -> bool:
     """Starts or resumes a run, and kills it at a moment drawn; whether it was killed before it was over."""
     newest = max(steps_of(run_dir), default=0)
-    facts = facts_of(run_dir)
-    before = Before(bool(facts), len(facts.get("resumed", [])), _remnants(run_dir))
+    num_resumes = len(facts_of(run_dir).get("resumed", []))
+    before = Before(_stamp(run_dir), updates_of(run_dir)[1], logs_of(run_dir), num_resumes, _remnants(run_dir))
     process = victim.start(run_dir)
     if draw is not None:
-        _wait_for_moment(process, run_dir, draw)
+        _wait_for_moment(process, run_dir, before, draw)
         process.kill()
     _, said = process.communicate()
-    resumed_before_kill = _check_resumed(run_dir, before.num_resumes, newest, found)
+    check_kept(run_dir, before.logs)
+    _check_resumed(run_dir, before, newest, found)
     if process.returncode == 0:
         return False
     claim(process.returncode == -signal.SIGKILL, f"a run ended before it was killed: {said}")
-    _check_files(run_dir, before, resumed_before_kill, found)
+    _check_files(run_dir, before, found)
     return True
 
 
-def _wait_for_moment(process: "subprocess.Popen[str]", run_dir: Path, draw: random.Random) -> None:
+def _wait_for_moment(process: "subprocess.Popen[str]", run_dir: Path, before: Before, draw: random.Random) -> None:
     """Returns at the moment of the kill, or when the process has ended."""
     aim = draw.choices(("save", "removal", "time", "start"), (6, 1, 2, 1))[0]
     if aim == "start":
         _wait(process, lambda: False, draw.uniform(0.0, START_SECONDS))
         return
-    # A resumed run drops the reports after its checkpoint: changed reports, not more, show that it runs.
-    before = _stamp(run_dir)
-    _wait(process, lambda: _stamp(run_dir) != before and len(reports_of(run_dir)) > 0, PATIENCE_SECONDS, strict=True)
+    _wait(process, lambda: _has_reported(run_dir, before), PATIENCE_SECONDS, strict=True)
     _wait(process, lambda: False, draw.uniform(0.0, LIFE_SECONDS))
     if aim == "save":
         _wait(process, lambda: not remnants_of(run_dir, "unfinished"), 1.0)
@@ -112,6 +127,11 @@ def _wait_for_moment(process: "subprocess.Popen[str]", run_dir: Path, draw: rand
         _wait(process, lambda: False, draw.uniform(0.0, SAVE_SECONDS))
     if aim == "removal":
         _wait(process, lambda: bool(remnants_of(run_dir, "removed")), 1.0)
+
+
+def _has_reported(run_dir: Path, before: Before) -> bool:
+    """Returns whether the process has trained: a resumed one first drops the reports after its checkpoint."""
+    return _stamp(run_dir) != before.stamp and updates_of(run_dir)[0] > before.saved
 
 
 def _stamp(run_dir: Path) -> int:
@@ -133,11 +153,16 @@ def _wait(
         time.sleep(0.0005)
 
 
-def _check_resumed(run_dir: Path, resumes_before: int, newest: int, found: Kills) -> bool:
-    """Returns whether a process resumed; checks that it used the newest checkpoint."""
-    resumed = facts_of(run_dir).get("resumed", [])
-    claim(len(resumed) <= resumes_before + 1, f"{run_dir} records resumes that were not requested")
-    if len(resumed) > resumes_before:
+def _check_resumed(run_dir: Path, before: Before, newest: int, found: Kills) -> None:
+    """Checks that a process, if it resumed, used the newest checkpoint."""
+    facts = facts_of(run_dir)
+    resumed = facts.get("resumed", [])
+    # A sweep records no resumes, only what it found to be wrong; its reports show which checkpoint it used.
+    found.resumes += "groups" in facts and before.saved > 0 and _has_reported(run_dir, before)
+    wrong = [*facts.get("damaged", []), *(group["changed"] for group in facts.get("groups", []) if "changed" in group)]
+    claim(not wrong, f"{run_dir} resumed with damage or changes: {wrong}")
+    claim(len(resumed) <= before.num_resumes + 1, f"{run_dir} records resumes that were not requested")
+    if len(resumed) > before.num_resumes:
         took = resumed[-1]["step"]
         claim(took == newest, f"{run_dir} resumed from step {took}, not from the newest checkpoint, {newest}")
         # Before its first checkpoint a run starts again, and says so.
@@ -147,23 +172,20 @@ def _check_resumed(run_dir: Path, resumes_before: int, newest: int, found: Kills
         )
         claim(not resumed[-1]["changed"], f"{run_dir} resumed with changes: {resumed[-1]['changed']}")
         found.resumes += 1
-    return len(resumed) > resumes_before
 
 
-def _check_files(run_dir: Path, before: Before, resumed_before_kill: bool, found: Kills) -> None:
+def _check_files(run_dir: Path, before: Before, found: Kills) -> None:
     """Checks the files after a kill: complete checkpoints, ignored remnants, and readable reports."""
     found.kills += 1
     # A process killed before its first save changes no remnants.
     new = [name for name, _ in _remnants(run_dir) - before.remnants]
     found.during_saves += any("unfinished" in name for name in new)
     found.during_removals += any("removed" in name for name in new)
-    steps, reports = steps_of(run_dir), reports_of(run_dir)
-    found.before_any += not steps
-    for step in steps:
-        check_whole(run_dir / "checkpoints" / str(step))
-        found.verified += 1
-    if reports and (resumed_before_kill or not before.existed):
-        found.lost.append(reports[-1]["step"] - max(steps, default=0))
+    verified, (reported, saved) = check_all_whole(run_dir), updates_of(run_dir)
+    found.before_any += not verified
+    found.verified += verified
+    if _has_reported(run_dir, before):
+        found.lost.append(reported - saved)
     else:
         found.while_starting += 1
 

@@ -177,13 +177,13 @@ def _sweep(
     _process.use_all_cores()
     with _process.processes(_process.ClusterOptions(), given(arguments, "--device")):
         values, design, options = parse_sweep(experiment, arguments, defaults)
-        # A field with one value is set, not swept.
-        many = {name: words for name, words in values.items() if len(words) > 1}
-        # A shard that was not started is started with the flags or the points that are given.
-        if options.resume is not None and not many and (options.shard is None or is_sweep(options.resume)):
-            experiment, script = recorded_points(options.resume, experiment)
-        elif script is not None and design.combine != "grid":
+        many = {name: words for name, words in values.items() if len(words) > 1}  # a field with one value is set
+        if script is not None and design.combine != "grid":
             raise ConfigError("--combine is for fields that the command line alone sweeps; the script has points.")
+        # A shard that was not started is started with the flags or the points that are given.
+        if options.resume is not None and (options.shard is None or is_sweep(options.resume)):
+            experiment, recorded = recorded_points(options.resume, experiment)
+            script = script if many else recorded
         script = search.named(script, experiment.config) if isinstance(script, Mapping) else script
         halved, points = (script, script.points) if isinstance(script, search.Halving) else (None, script)
         if points is None and not many:
