@@ -185,7 +185,7 @@ def test_a_notebook_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
-    assert any(tmp_path.glob("runs/**/run.json"))
+    assert any(tmp_path.glob("runs/**/metrics.jsonl"))
     assert num_pictures(notebook.cells) == num_pictures(code_cells(path))
 
 
