@@ -155,7 +155,7 @@ def test_open_run_without_the_experiment(run):
     chex.assert_trees_all_equal(opened.state.params, dict(run.state.params))
     chex.assert_trees_all_equal(opened.best_state().params, dict(run.best_state().params))
     for use in (opened.evaluate, lambda: opened.predict(tiny.points(2)[0])):
-        with pytest.raises(ConfigError, match=r"needs the experiment of the run: jn\.open_run\(.*, experiment\)"):
+        with pytest.raises(ConfigError, match=r"needs its experiment: jn\.open_run\(.*, experiment\)"):
             use()
 
 
