@@ -27,8 +27,8 @@ from jaxnn.record import (
     final_metrics,
     find_records,
     is_sweep,
-    read_member,
     read_metrics,
+    read_recorded,
     read_run,
     write_bytes,
 )
@@ -129,7 +129,7 @@ def show(run: tyro.conf.Positional[Path], /, *, member: int | None = None) -> No
         fixed = "config", _brief([{**one.fields, **dict.fromkeys(one.point)} for one in sweep.members[:1]])
         print(printable(f"{text_table([*sweep.rows(), fixed])}\n\n{sweep.table() if alone else groups}"))
         return
-    facts, lines = (read_run(run), read_metrics(run)) if member is None else read_member(run, member)[:2]
+    facts, lines, *_ = read_recorded(run, member)
     sections = ("name", "status", "started", "config", "options", "data", "fingerprint", "git")
     shown = {name: facts.get(name) for name in (*sections, "precision", "steps_per_call", "command", "resumed")}
     shown["devices"] = [device["kind"] for device in facts["devices"]["devices"]]
@@ -163,14 +163,12 @@ def plot(
     if confusion is not None:
         if script is None:
             raise ConfigError("a confusion matrix needs the model: give the script that trained it, --script x.py.")
-        figure, name = (
-            open_run(run, experiment_of(script), member=member).confusion_matrix(confusion).plot(),
-            "confusion.png",
-        )
+        opened = open_run(run, experiment_of(script), member=member)
+        figure, name = opened.confusion_matrix(confusion).plot(), "confusion.png"
     elif member is None and is_sweep(run):
         figure, name = sweeps.open_sweep(run).plot(), "sweep.png"
     else:
-        facts, lines = (read_run(run), read_metrics(run)) if member is None else read_member(run, member)[:2]
+        facts, lines, *_ = read_recorded(run, member)
         figure, name = draw_curves(lines, facts["name"], facts.get("data") or ""), "curves.png"
     path = out or run / name
     try:

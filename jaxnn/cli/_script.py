@@ -20,7 +20,7 @@ import jax
 from jaxnn.cli import _process
 from jaxnn.engine import RunOptions, with_changes
 from jaxnn.observe import any_text, drop_output, is_of_output
-from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_member, read_run
+from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_recorded, read_run
 from jaxnn.run import RESUMABLE, ModelSummary, Run, check_same_config, continued_names, fit, model_summary, open_run
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment, suggest
 
@@ -228,7 +228,7 @@ def parse_run(
         path = Path(directory)
         if number is not None and not number.isdecimal():
             raise ConfigError(f"--member is {number!r}, and must be the number of a member, from 0.")
-        facts = read_run(path) if number is None else read_member(path, int(number)).facts
+        facts = read_run(path) if number is None else read_recorded(path, int(number)).facts
         config = config_from_json(facts["config"], config)
     form = _parse({"config": config, "run": options, "cluster": _process.ClusterOptions()}, arguments, about)
     if directory is not None and number is not None:  # `fit` takes the swept fields of a member from the record

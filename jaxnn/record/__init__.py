@@ -1,6 +1,6 @@
 """Run directories, which are readable without jaxnn and never half-written; the checkpoints and plots in them."""
 
-from jaxnn.record._checkpoints import FOLDER, Checkpoints, Restored, load_checkpoint
+from jaxnn.record._checkpoints import Checkpoints, Restored, load_checkpoint
 from jaxnn.record._metric_log import LogDigest, MetricWriter, WriterFacts, Writers, rewind_metrics
 from jaxnn.record._plots import (
     draw_confusion,
@@ -33,17 +33,17 @@ from jaxnn.record._provenance import (
 from jaxnn.record._record_reader import (
     GROUPS,
     MEMBERS_FILE,
-    RecordedMember,
+    Recorded,
+    check_reported,
     check_trained,
     final_metrics,
     find_records,
     is_sweep,
     metrics_of,
-    numbers,
     read_lines,
-    read_member,
     read_members,
     read_metrics,
+    read_recorded,
     read_run,
     read_sweep,
     shard_folders,
@@ -51,6 +51,7 @@ from jaxnn.record._record_reader import (
     without_member,
 )
 from jaxnn.record._run_directory import (
+    FOLDER,
     METRICS_FILE,
     RUN_FILE,
     SWEEP_FILE,

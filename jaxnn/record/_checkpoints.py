@@ -25,9 +25,9 @@ from jaxnn.observe import format_bytes, nbytes
 from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.record import _state_files as disk
 from jaxnn.record._metric_log import LogDigest
+from jaxnn.record._run_directory import FOLDER
 from jaxnn.types import PyTree, RecordError
 
-FOLDER = "checkpoints"  # in a run directory
 REMOVED = ".removed"  # the suffix of a checkpoint's folder while it is removed
 DAMAGED = "damaged"  # the folder that damaged checkpoints are moved to
 OVERHEAD_BYTES = 128 * 1024  # an upper bound of the size of Orbax's metadata and the checksums

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.record._provenance import text_fingerprint
-from jaxnn.record._run_directory import METRICS_FILE, RUN_FILE, SWEEP_FILE, check_name, is_locked
+from jaxnn.record._run_directory import FOLDER, METRICS_FILE, RUN_FILE, SWEEP_FILE, check_name, is_locked
 from jaxnn.record._schemas import LINE, MEMBER, NAMES, RUN, SWEEP, parse
 from jaxnn.record._state_files import read_file
 from jaxnn.types import RecordError, check_int
@@ -34,22 +34,24 @@ def read_sweep(path: Path) -> dict[str, Any]:
     return _read_facts(path / SWEEP_FILE, SWEEP)
 
 
-class RecordedMember(NamedTuple):
-    """A member of a sweep, as if it had been a run."""
+class Recorded(NamedTuple):
+    """What is recorded of a run, or of a member of a sweep as if it had been one."""
 
-    facts: dict[str, Any]  # what its ``run.json`` would hold
+    facts: dict[str, Any]  # the content of ``run.json``
     lines: list[dict[str, Any]]  # its reports, oldest first
-    states: Path  # the folder of its group's checkpoints
-    row: int  # its place in them
-    num_rows: int
+    states: Path  # the folder of its checkpoints, or of those of its group
+    row: int | None = None  # its place in the states of the group; None: a run
+    num_rows: int = 1
 
 
-def read_member(path: Path, number: int) -> RecordedMember:
-    """Reads a member of the sweep in ``path``; RecordError if there is none of this number, or it was not trained.
+def read_recorded(path: Path, member: int | None = None) -> Recorded:
+    """Reads the run in ``path``, or a ``member`` of the sweep there.
 
-    ConfigError if ``number`` is no whole number.
+    RecordError if there is none of this number, or it was not trained; ConfigError if it is no whole number.
     """
-    number = check_int("member", number, 0)
+    if member is None:
+        return Recorded(read_run(path), read_metrics(path), path.absolute() / FOLDER)
+    number = check_int("member", member, 0)
     for folder in sweep_folders(path):
         facts = read_sweep(folder)
         for index, group in enumerate(facts["groups"]):
@@ -62,17 +64,23 @@ def read_member(path: Path, number: int) -> RecordedMember:
                 check_reported(folder, facts, members[number], lines)
                 as_run = _as_run(facts, group, members[number], members[group["members"][0]]["config"])
                 rows = group["members"].index(number), len(group["members"])
-                return RecordedMember(as_run, lines, folder / GROUPS / f"{index}", *rows)
+                return Recorded(as_run, lines, folder.absolute() / GROUPS / f"{index}", *rows)
     raise RecordError(f"the sweep in {path} has no member {number} that was trained: `jaxnn show {path}` lists them.")
 
 
 def read_members(folder: Path, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Reads ``members.jsonl`` of the sweep in ``folder`` with these ``facts``, checked by `MEMBER`."""
+    """Reads ``members.jsonl`` of the sweep in ``folder`` with these ``facts``, checked by `MEMBER`.
+
+    Members that ran when the sweep was killed are ``interrupted``.
+    """
     lines, points = read_lines(folder / MEMBERS_FILE, MEMBER), facts["points"]
     for line in lines:
         if points and [line["point"]] != points[line["member"] : line["member"] + 1]:
             other = f"another point of member {line['member']} than {SWEEP_FILE}"
             raise RecordError(f"{folder / MEMBERS_FILE} has {other}: the record is damaged.")
+        if facts["status"] == "interrupted" and line["status"] == "running":
+            line["status"] = "interrupted"
+        line |= {name: numbers(line[name]) for name in ("final", "best")}
     return lines
 
 
@@ -100,13 +108,12 @@ def _as_run(
 ) -> dict[str, Any]:
     """The content of the ``run.json`` of a ``member`` of a ``group``, whose first member has the config ``first``."""
     shared = ("name", "started", "data", "devices", "jax_flags", "command", "git", "higher_is_better", "directions")
-    killed = facts["status"] == "interrupted" and member["status"] == "running"
     prints, how = dict(group["fingerprint"]), f"{group['vmap']} {group['traced']}"
     if facts["options"].get("order") == "shared":  # a run has the order of its own seed
         prints["batches"] = text_fingerprint(f"{prints.get('batches')} shared")
     return {
         **{name: facts.get(name) for name in shared},
-        "status": "interrupted" if killed else member["status"],
+        "status": member["status"],
         "monitored": facts["monitor"],
         "config": member["config"],
         "fingerprint_config": first,

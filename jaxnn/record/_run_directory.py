@@ -21,6 +21,7 @@ from jaxnn.types import RecordError
 RUN_FILE = "run.json"
 SWEEP_FILE = "sweep.json"
 METRICS_FILE = "metrics.jsonl"
+FOLDER = "checkpoints"
 LOCK_FILE = ".lock"
 
 

@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxnn.record._checkpoints import FOLDER
 from jaxnn.record._metric_log import WriterFacts
 from jaxnn.record._record_reader import read_bytes, read_metrics, read_run, read_sweep
-from jaxnn.record._run_directory import new_run_dir, write_json
+from jaxnn.record._run_directory import FOLDER, new_run_dir, write_json
 from jaxnn.record._schemas import IDS, parse
 from jaxnn.types import ConfigError, RecordError
 

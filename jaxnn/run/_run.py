@@ -60,7 +60,7 @@ class Run:
     _trainer: engine.Trainer | None
     _state: TrainState | None = None  # that at the end; None: the checkpoint holds it
     _facts: Mapping[str, Any] | None = None  # the content of run.json, if it was opened
-    _member: record.RecordedMember | None = None  # of a sweep
+    _member: record.Recorded | None = None  # of a sweep
 
     @property
     def final(self) -> Mapping[str, float]:
@@ -304,9 +304,18 @@ def open_run(
             record of a source with an ``as_batch`` of its own does not replace it.
     """
     path = Path(path)
-    of_sweep = None if member is None else record.read_member(path, member)
-    facts, lines = (record.read_run(path), record.read_metrics(path)) if of_sweep is None else of_sweep[:2]
-    path = path.absolute()
+    return _open_recorded(path.absolute(), experiment, record.read_recorded(path, member), devices)
+
+
+def _open_recorded(
+    path: Path,
+    experiment: Experiment[Any] | None,
+    recorded: record.Recorded,
+    devices: int | Literal["all"] | None = None,
+) -> Run:
+    """Returns the run of what is ``recorded`` in ``path``, as `open_run`."""
+    facts, lines, states, row, num_rows = recorded
+    of_sweep = None if row is None else recorded
     config, final, trainer = facts["config"], record.final_metrics(lines), None
     try:
         options = engine.RunOptions(**{name: facts["options"][name] for name in ("monitor", "monitor_mode")})
@@ -323,19 +332,19 @@ def open_run(
         config = record.config_from_json(config, experiment.config)
         engine.check_config(config)
         experiment = dataclasses.replace(experiment, config=config)
-        if not (path / record.FOLDER if of_sweep is None else of_sweep.states).is_dir():
+        if not states.is_dir():
             raise RecordError(f"the run in {path} kept no checkpoints: open it without the experiment.")
         trainer = _open_trainer(experiment, options, path, facts, make_layout(devices=devices))
         state, shapes = None, trainer.programs.shapes
-        if of_sweep is None:
+        if row is None:
             state = record.load_checkpoint(path, shapes)
         else:
-            checkpoints, like = record.Checkpoints(of_sweep.states), engine.host_shapes(shapes, of_sweep.num_rows)
+            checkpoints, like = record.Checkpoints(states), engine.host_shapes(shapes, num_rows)
             if (restored := checkpoints.restore_newest(like)) is None:
-                raise RecordError(f"{of_sweep.states} holds no checkpoint: open the member without the experiment.")
+                raise RecordError(f"{states} holds no checkpoint: open the member without the experiment.")
             for _, what in restored.damaged[:1]:
-                warn(f"the newest checkpoint in {of_sweep.states} is damaged, {what}: the state is an older one.")
-            state = engine.member_state(restored.state, shapes, of_sweep.row)
+                warn(f"the newest checkpoint in {states} is damaged, {what}: the state is an older one.")
+            state = engine.member_state(restored.state, shapes, row)
         trainer.state = jax.device_put(state, trainer.programs.shardings)
         return _run(config, trainer, lines, ending, path, ranking, facts, of_sweep)
     return _run(config, trainer, lines, ending, path, ranking, member=of_sweep)
@@ -351,7 +360,7 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
         return experiment, options
     if process_count() > 1:
         raise ConfigError("a member of a sweep is made a run in one process: continue it there, then resume that run.")
-    found = record.read_member(path, number)
+    found = record.read_recorded(path, number)
     config = record.config_json(experiment.config)
     for name in found.facts["point"].keys() - ({NAME} - config.keys()):
         if name == "num_steps" and config.get(name) != found.facts["sweep"]["num_steps"]:
@@ -372,7 +381,7 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
     trains = found.facts["status"] != "finished" or found.facts["config"]["num_steps"] != experiment.config.num_steps
     # Asked before there is a copy, the names in its messages are those of the sweep.
     continued_options(options, found.facts["options"], path, "sweep", trains=trains, fixed=FIXED)
-    opened = open_run(path, experiment, member=number)
+    opened = _open_recorded(path, experiment, found)
     step = int(opened.state.step)
     target = record.create_run_dir(options.run_dir or record.new_run_dir(f"{found.facts['name']}-{number}"))
     with record.open_record(target) as copy:
@@ -416,7 +425,7 @@ def _run(
     path: Path | None,
     ranking: tuple[str, bool, Mapping[str, Direction]],
     facts: Mapping[str, Any] | None = None,
-    member: record.RecordedMember | None = None,
+    member: record.Recorded | None = None,
 ) -> Run:
     names = dict.fromkeys(name for line in lines for name in line)
     metrics = {name: np.array([line.get(name, np.nan) for line in lines]) for name in names}

@@ -85,33 +85,31 @@ def _check_agreement(folders: Sequence[Path], parts: Sequence[Mapping[str, Any]]
 def _read_part(path: Path, facts: Mapping[str, Any]) -> tuple[dict[int, Member], list[dict[str, Any]]]:
     """The members and the reports of a sweep or a shard; RecordError if the record of one that finished lacks any."""
     file = path / record.MEMBERS_FILE
-    found = [_member(line, facts) for line in record.read_members(path, facts)]
+    found = {line["member"]: line for line in record.read_members(path, facts)}
     started = {number for group in facts["groups"] for number in group["members"]}
     # The first shard has the members that cannot be run.
     started |= set() if facts["options"].get("shard") else {*range(len(facts["points"]))}
-    members, lines = {member.index: member for member in found}, record.read_metrics(path)
+    lines, reports = record.read_metrics(path), dict[int, list[dict[str, Any]]]()
     if not all(isinstance(line.get("member"), int) for line in lines):
         raise RecordError(f"{path / record.METRICS_FILE} holds a line without member: the record is damaged.")
-    steps = {line["member"]: line["step"] for line in lines}
-    for number in sorted(started | members.keys()) if facts["status"] == "finished" else ():
-        lost = f"{file} lacks member {number}" if number not in members else None
-        if lost is None and steps.get(number, 0) != (step := members[number].step):
-            lost = f"{path / record.METRICS_FILE} lacks the report of member {number} at step {step}"
-        if lost is not None:
-            raise RecordError(f"{lost}: the record is damaged, restore the file from a copy.")
-    return members, lines
+    for line in lines:
+        reports.setdefault(line["member"], []).append(line)
+    for number in sorted(started | found.keys()) if facts["status"] == "finished" else ():
+        if number not in found:
+            raise RecordError(f"{file} lacks member {number}: the record is damaged, restore the file from a copy.")
+        record.check_reported(path, facts, found[number], reports.get(number, ()))
+    return {number: _member(line, facts) for number, line in found.items()}, lines
 
 
 def _member(line: Mapping[str, Any], facts: Mapping[str, Any]) -> Member:
-    killed = facts["status"] == "interrupted" and line["status"] == "running"
     return Member(
         index=line["member"],
         point=read_point(line["point"], facts),
         config={name: record.with_tuples(value) for name, value in line["config"].items()},
-        status="interrupted" if killed else line["status"],
+        status=line["status"],
         step=line["step"],
-        final=record.numbers(line["final"]),
-        best=record.numbers(line["best"]),
+        final=line["final"],
+        best=line["best"],
         error=line.get("error"),
     )
 
