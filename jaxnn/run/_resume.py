@@ -104,7 +104,7 @@ def restored_facts(
     changed = _changes(before, facts)
     resumed = {"step": step or 0, "time": facts["started"], "changed": changed, "damaged": damaged}
     session = {name: before[name] for name in ("command", "git", "devices", "jax_flags") if name in before}
-    # The last two are those of a run that continues a member of a sweep.
+    # A run that continues a member of a sweep has the last two.
     names = ("started", "seconds_per_step_measured", "member", "sweep")
     kept = {name: before[name] for name in names if name in before}
     return {**facts, **kept, "resumed": [*(before.get("resumed") or ()), resumed | {"before": session}]}, resumed

@@ -379,7 +379,7 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
     experiment = dataclasses.replace(experiment, config=record.config_from_json(config, experiment.config))
     check_same_config(found.facts["config"], experiment.config, "sweep", path, but="num_steps")
     trains = found.facts["status"] != "finished" or found.facts["config"]["num_steps"] != experiment.config.num_steps
-    # Asked before there is a copy, the names in its messages are those of the sweep.
+    # Asked before there is a copy, so that its messages name the sweep.
     continued_options(options, found.facts["options"], path, "sweep", trains=trains, fixed=FIXED)
     opened = _open_recorded(path, experiment, found)
     step = int(opened.state.step)

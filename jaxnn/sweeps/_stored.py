@@ -1,4 +1,4 @@
-"""Reads a sweep from its directory, or those of its shards."""
+"""Reads a sweep from its directory, or from the directories of its shards."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -187,9 +187,10 @@ def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment
 
 
 def options_of_record(options: SweepOptions, before: Mapping[str, Any] | None) -> SweepOptions:
-    """The ``options`` as given, and those of the record: of the content ``before`` of a resumed sweep's, or of others.
+    """The ``options``, with recorded ones where none are given: of a resumed sweep, whose ``sweep.json`` is ``before``.
 
-    A new shard has those of another shard of its sweep, if one was started. ConfigError if one given decides results.
+    A new shard has the options of another shard of its sweep, if one was started. ConfigError if one that is given and
+    differs decides results.
     """
     fixed = {"shard", *marked(SweepOptions, "decides")}
     if before is not None:
