@@ -15,7 +15,7 @@ SCRIPT=${SCRIPT:-experiments/digits_mlp.py}
 RUN_DIR=${RUN_DIR:-runs/digits-$SLURM_JOB_ID}
 
 # A job that is back from the queue has its number still, and continues its run.
-if [ -e "$RUN_DIR/run.json" ]; then where=--resume; else where=--run-dir; fi
+if [ -e "$RUN_DIR/record.json" ]; then where=--resume; else where=--run-dir; fi
 
 # srun hands it to all tasks, which know each other by it.
 JAXNN_CLUSTER_SECRET=$(head -c 32 /dev/urandom | base64)

@@ -11,7 +11,7 @@ SCRIPT=${SCRIPT:-experiments/digits_mlp.py}
 RUN_DIR=${RUN_DIR:-runs/digits}
 PORT=${PORT:-12345}
 
-if [ -e "$RUN_DIR/run.json" ]; then where=--resume; else where=--run-dir; fi
+if [ -e "$RUN_DIR/record.json" ]; then where=--resume; else where=--run-dir; fi
 # Only its owner reads it: the secret by which the processes know each other.
 started=$(mktemp -p "$FOLDER" .ssh_run.XXXXXX)
 head -c 32 /dev/urandom | base64 >"$started"

@@ -63,7 +63,7 @@ pretraining = jn.Experiment(
 @functools.cache
 def pretrained():
     """Trains on CIFAR-10, or continues that; a run that is over is only loaded."""
-    where = {"resume": PRETRAINED} if (PRETRAINED / "run.json").exists() else {"run_dir": PRETRAINED}
+    where = {"resume": PRETRAINED} if (PRETRAINED / "record.json").exists() else {"run_dir": PRETRAINED}
     return jn.fit(pretraining, **where).state
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxnn.record import json_line, write_json
+from jaxnn.record import FORMAT, json_line, write_json
 from jaxnn.search import grid
 from jaxnn.sweeps import Sweep, open_sweep
 from tests import tiny
@@ -16,7 +16,7 @@ POINTS = grid(learning_rate=[0.01, 0.1, 0.2, 0.3], batch_size=[8, 16])
 
 BASE = {"learning_rate": 0.1, "features": [8, 8], "model": {"dropout": 0.0}, "num_steps": 20, "seed": 0}
 SCALES = {"learning_rate": "log", "model.dropout": "linear", "seed": "nominal"}
-SUMMARY = {"seconds": 2.5, "spent": {"train": 2.0}, "member_steps": 2468, "member_steps_per_second": 1234.0}
+SUMMARY = {"seconds": {"load": 0.5, "train": 2.0}, "member_steps": 2468, "member_steps_per_second": 1234.0}
 
 
 def member(index: int, point: Mapping[str, Any], loss: float | None = None, **changes: Any) -> dict[str, Any]:
@@ -47,13 +47,16 @@ def write(
     for name in dict.fromkeys(name for line in members for name in line["point"]):
         values = {json.dumps(line["point"][name]): line["point"][name] for line in members}
         axes.append({"name": name, "values": list(values.values()), "scale": SCALES.get(name, "nominal")})
+    points = {line["member"]: line["point"] for line in members}
     facts = {
+        **{"format": FORMAT, "devices": {"backend": "cpu", "devices": [], "versions": {}}, "jax_flags": {}},
         **{"name": "tiny", "status": "finished", "started": "2026-01-02T03:04:05+0000", "config": BASE, "axes": axes},
-        **{"monitor": "test_loss", "higher_is_better": False, "directions": {}, "options": {"shard": None}},
-        **{"points": [], "groups": [{"members": [line["member"] for line in members]}]},
+        **{"monitored": "test_loss", "higher_is_better": False, "directions": {}, "options": {"shard": None}},
+        **{"points": [points.get(number, {}) for number in range(max(points, default=0) + 1)]},
+        **{"groups": [{"members": [*points], "static": {}, "traced": []}]},
         "summary": {**SUMMARY, "num_compilations": 1},
     }
-    write_json(path / "sweep.json", facts | changes)
+    write_json(path / "record.json", facts | changes)
     (path / "members.jsonl").write_text("".join(map(json_line, members)))
     last = [{"member": line["member"], "step": line["step"]} for line in members if line["step"]]
     (path / "metrics.jsonl").write_text("".join(map(json_line, lines or last)))

@@ -109,7 +109,7 @@ def break_off(tiny: jn.Experiment[Any], run_dir: Path, step: int, **options: Any
             break
 
 
-def read(run_dir: Path, name: str = "run.json") -> Any:
+def read(run_dir: Path, name: str = "record.json") -> Any:
     return json.loads((run_dir / name).read_text())
 
 

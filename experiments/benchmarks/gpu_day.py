@@ -34,7 +34,7 @@ import jaxnn as jn
 from jaxnn.observe import peak_memory_bytes
 from jaxnn.parallel import find_devices
 from jaxnn.plans import CARDS, Card
-from jaxnn.record import RUN_FILE, SWEEP_FILE, make_room
+from jaxnn.record import RECORD_FILE, make_room
 from jaxnn.types import JaxnnError
 
 HERE = Path(__file__).resolve().parent
@@ -81,11 +81,10 @@ def matrix(day: Day) -> list[Group]:
             options |= {"progress": "none", "eval_every": 0, "checkpoint_every": 0}
             if members > 1:
                 swept = jn.sweep(experiment, jn.grid(seed=range(members)), vmap_size=members, devices=1, **options)
-                facts = json.loads((path / SWEEP_FILE).read_text())["groups"][0]
                 losses = [line["train_loss"] for line in swept.lines]
             else:
                 losses = list(jn.fit(experiment, **options, **layouts[layout]).metrics["train_loss"])
-                facts = json.loads((path / RUN_FILE).read_text())
+            facts = json.loads((path / RECORD_FILE).read_text())["groups"][0]
         used = "; ".join(f"{operation} {'/'.join(which)}" for operation, which in facts["implementations"].items())
         outcome = {"ok": bool(np.isfinite(losses).all()), "seconds": time.perf_counter() - started}
         return {"first loss": losses[0], "last loss": losses[-1], **outcome, "implementations": used}, None

@@ -5,7 +5,7 @@ Claim     whatever the files of a record, of a model of trees or of weights hold
           file outside of the record is opened or changed, and no control character is printed
 Command   python experiments/benchmarks/hostile_records.py
           python experiments/benchmarks/hostile_records.py --quick
-          python experiments/benchmarks/hostile_records.py --kinds run.json sweep.json --mutations 500
+          python experiments/benchmarks/hostile_records.py --kinds record.json members.jsonl --mutations 500
 
 Fields get other types, huge numbers, deep nesting, escape sequences, paths outside and names of modules in the record,
 or are deleted; files are cut, emptied, deleted, changed in a bit, or become links, folders and pipes. Checksums are
@@ -15,6 +15,7 @@ anything was found.
 
 import collections
 import dataclasses
+import itertools
 import json
 import random
 import shutil
@@ -57,7 +58,7 @@ class Kind:
 
 ALL_SWEEPS = ("swept", "halted", "sharded")
 KINDS = {
-    "run.json": Kind(("run",), "run.json", RUN_READERS),
+    "record.json": Kind(("run",), "record.json", RUN_READERS),
     "metrics.jsonl": Kind(("run",), "metrics.jsonl", RUN_READERS),
     "writers.json": Kind(("run",), "writers.json", ("show", "open", "resume")),
     "compiles.json": Kind(("run",), "compiles.json", ("show", "open", "resume")),
@@ -68,7 +69,7 @@ KINDS = {
     "checkpoint.json": Kind(("run",), "checkpoints/*/checkpoint.json", STATE_READERS),
     "SHA256SUMS": Kind(("run",), "checkpoints/*/SHA256SUMS", STATE_READERS),
     "state files": Kind(("run",), "checkpoints/*/default/**/*", STATE_READERS),
-    "sweep.json": Kind(ALL_SWEEPS, "**/sweep.json", SWEEP_READERS),
+    "record.json of a sweep": Kind(ALL_SWEEPS, "**/record.json", SWEEP_READERS),
     "members.jsonl": Kind(ALL_SWEEPS, "**/members.jsonl", SWEEP_READERS),
     "metrics.jsonl of a sweep": Kind(ALL_SWEEPS, "**/metrics.jsonl", SWEEP_READERS),
     "writers.json of a sweep": Kind(("halted",), "writers.json", ("show", "resume sweep")),
@@ -85,7 +86,7 @@ def main(
     mutations: int = 2_000,
     seed: int = 0,
     kinds: tuple[str, ...] = tuple(KINDS),
-    every: int = 1,
+    readers: int = 17,
     seconds: float = 60.0,
     quick: Annotated[bool, tyro.conf.arg(help="a few mutations of each kind, in a minute or two")] = False,
 ) -> None:
@@ -95,11 +96,11 @@ def main(
         mutations: number per kind of file.
         seed: determines them.
         kinds: of files.
-        every: of the readers beyond the first two, one of so many reads a changed file, in turns.
+        readers: at most this many of a kind's readers read a changed file, in turns.
         seconds: an attempt that takes longer hangs.
     """
     if quick:
-        mutations, every = min(mutations, 6), max(every, 3)
+        mutations, readers = min(mutations, 6), min(readers, 4)
     found = 0
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -107,7 +108,7 @@ def main(
         make_records(root)
         with Reader(root, seconds) as reader:
             for name in kinds:
-                counts, places = attack(root, KINDS[name], mutations, random.Random(f"{seed} {name}"), every, reader)
+                counts, places = attack(root, KINDS[name], mutations, random.Random(f"{seed} {name}"), readers, reader)
                 found += sum(counts[one] for one in FINDINGS)
                 rows.append((name, *(str(counts[one]) for one in ("files", "attempts", "refused", *FINDINGS))))
                 print(text_table(rows[-1:]), flush=True)
@@ -132,7 +133,7 @@ class Places(dict[str, tuple[int, str]]):
 
 
 def attack(
-    root: Path, kind: Kind, mutations: int, draw: random.Random, every: int, reader: Reader
+    root: Path, kind: Kind, mutations: int, draw: random.Random, readers: int, reader: Reader
 ) -> tuple[collections.Counter[str], Places]:
     """Changes files of a kind one at a time, and has each read; returns counts, and what was found by place."""
     counts, places = collections.Counter[str](), Places()
@@ -152,9 +153,9 @@ def attack(
             if (above / "SHA256SUMS").is_file() and file.name != "SHA256SUMS" and draw.random() < 0.8:
                 sign(above)
         counts["files"] += 1
-        for place, name in enumerate(kind.readers):
-            if place >= 2 and (place + number) % every:
-                continue
+        turns = itertools.cycle(kind.readers)
+        first = number * readers % len(kind.readers)
+        for name in itertools.islice(turns, first, first + min(readers, len(kind.readers))):
             counts["attempts"] += 1
             for finding, where in reader.attempt(name, case).items():
                 counts[finding] += 1
@@ -193,7 +194,7 @@ def make_records(root: Path) -> None:
     jn.sweep(experiment, points, run_dir=whole / "halted", checkpoint_every=2, writers=("tensorboard",), **how)
     for shard in ("1/2", "2/2"):
         jn.sweep(experiment, points, run_dir=whole / "sharded", shard=shard, **how)
-    facts = json.loads((file := whole / "halted" / "sweep.json").read_text())
+    facts = json.loads((file := whole / "halted" / "record.json").read_text())
     facts["status"] = "interrupted"
     del facts["groups"][0]["closed"]
     file.write_text(json.dumps(facts))

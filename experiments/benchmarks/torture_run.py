@@ -111,11 +111,9 @@ def _check_whole(checkpoint: Path) -> None:
 
 
 def facts_of(run_dir: Path) -> dict[str, Any]:
-    """Returns the content of run.json or sweep.json; empty if there is none yet."""
-    for file in (run_dir / "run.json", run_dir / "sweep.json"):
-        if file.exists():
-            return dict(json.loads(file.read_text()))
-    return {}
+    """Returns the content of record.json; empty if there is none yet."""
+    file = run_dir / "record.json"
+    return dict(json.loads(file.read_text())) if file.exists() else {}
 
 
 def reports_of(run_dir: Path) -> list[dict[str, Any]]:
@@ -142,7 +140,7 @@ def check_kept(run_dir: Path, logs: dict[str, dict[str, Any]]) -> None:
     """Checks that reports are those noted, timings included: after a resume from an older checkpoint they differ."""
     lines = (run_dir / "metrics.jsonl").read_bytes().splitlines(keepends=True) if logs else []
     for name, log in logs.items():
-        members = facts_of(run_dir)["groups"][int(name)]["members"] if name.isdigit() else [None]
+        members = facts_of(run_dir)["groups"][int(name)]["members"] if name.isdigit() else [0]
         kept = [line for line in lines if line.endswith(b"\n") and json.loads(line).get("member") in members]
         digest = hashlib.sha256(b"".join(kept[: log["lines"]])).hexdigest()
         claim(digest == log["sha256"], f"{run_dir} has other reports up to the newest checkpoint in {name} than before")

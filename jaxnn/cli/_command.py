@@ -27,9 +27,7 @@ from jaxnn.record import (
     final_metrics,
     find_records,
     is_sweep,
-    read_metrics,
     read_recorded,
-    read_run,
     write_bytes,
 )
 from jaxnn.run import format_split, open_run
@@ -107,7 +105,7 @@ def _listed(path: Path) -> tuple[str, str, str, str]:
         with contextlib.suppress(ConfigError):  # no member is best
             shown = f"best {_metrics(sweep.best().final)}"
     else:
-        facts, lines = read_run(path), read_metrics(path)
+        facts, lines = (recorded := read_recorded(path)).facts, recorded.lines
         step = f"{lines[-1]['step'] if lines else 0}/{facts['config'].get('num_steps', '?')}"
         rate = ((facts.get("summary") or {}).get("throughput") or {}).get("steps_per_second")
         status, shown = _brief(facts["status"]), _metrics(final_metrics(lines))
@@ -129,12 +127,13 @@ def show(run: tyro.conf.Positional[Path], /, *, member: int | None = None) -> No
         fixed = "config", _brief([{**one.fields, **dict.fromkeys(one.point)} for one in sweep.members[:1]])
         print(printable(f"{text_table([*sweep.rows(), fixed])}\n\n{sweep.table() if alone else groups}"))
         return
-    facts, lines, *_ = read_recorded(run, member)
+    facts, group, about, lines, *_ = read_recorded(run, member)
     sections = ("name", "status", "started", "config", "options", "data", "fingerprint", "git")
-    shown = {name: facts.get(name) for name in (*sections, "precision", "steps_per_call", "command", "resumed")}
+    known, names = {**group, **facts, **about}, (*sections, "precision", "steps_per_call", "command", "resumed")
+    shown = {name: known.get(name) for name in names}
     shown["devices"] = [device["kind"] for device in facts["devices"]["devices"]]
     shown["versions"] = facts["devices"]["versions"]
-    seconds = (facts.get("summary") or {}).get("seconds")
+    seconds = (facts.get("summary") or {}).get("seconds") if member is None else None
     shown["time"] = f"{sum(seconds.values()):.2f} s ({format_split(seconds)})" if seconds else None
     shown["final"] = _metrics(final_metrics(lines))
     for name, value in shown.items():
@@ -168,8 +167,9 @@ def plot(
     elif member is None and is_sweep(run):
         figure, name = sweeps.open_sweep(run).plot(), "sweep.png"
     else:
-        facts, lines, *_ = read_recorded(run, member)
-        figure, name = draw_curves(lines, facts["name"], facts.get("data") or ""), "curves.png"
+        recorded = read_recorded(run, member)
+        title = recorded.facts["name"], recorded.facts.get("data") or ""
+        figure, name = draw_curves(recorded.lines, *title), "curves.png"
     path = out or run / name
     try:
         figure.savefig(drawn := io.BytesIO(), dpi=120, format=path.suffix[1:] or "png")

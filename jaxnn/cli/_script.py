@@ -228,7 +228,7 @@ def parse_run(
         path = Path(directory)
         if number is not None and not number.isdecimal():
             raise ConfigError(f"--member is {number!r}, and must be the number of a member, from 0.")
-        facts = read_run(path) if number is None else read_recorded(path, int(number)).facts
+        facts = read_run(path) if number is None else read_recorded(path, int(number)).about
         config = config_from_json(facts["config"], config)
     form = _parse({"config": config, "run": options, "cluster": _process.ClusterOptions()}, arguments, about)
     if directory is not None and number is not None:  # `fit` takes the swept fields of a member from the record

@@ -35,7 +35,7 @@ from jaxnn.types import Array, ConfigError, DataError, Experiment, Splits, Train
 class Members(NamedTuple):
     """How the members of a population differ, and how they are arranged."""
 
-    numbers: tuple[int, ...]  # of the members, in the order of the rows
+    num_members: int
     values: Mapping[str, Array]  # ``[members]`` of each traced field
     # From the values of one member, which may be tracers, to its experiment.
     member: Callable[[Mapping[str, Any]], Experiment[Any]]
@@ -76,7 +76,7 @@ def open_trainer(
     chosen ``steps_per_call``. ConfigError or DataError if it cannot be run, TrainingError if memory is short.
     """
     _check_jax_flags()
-    config, given = experiment.config, members or Members((), {}, lambda values: experiment)
+    config, given = experiment.config, members or Members(1, {}, lambda values: experiment)
     options = resolve_cadences(options, config, num_evaluated(splits))
     eval_batch_size = options.eval_batch_size or 2 * config.batch_size
     steps_per_epoch(splits.train.num_examples, config.batch_size)  # raises if there is not one
@@ -94,7 +94,7 @@ def open_trainer(
     spec = GroupSpec(experiment, given.member, splits.train, feed, layout)
     logs = list(logs) if logs is not None else [MemberLog()]
     programs = Programs(
-        *(spec, splits, eval_batch_size, options.eval_batches, given.values, len(logs)),
+        *(spec, splits, eval_batch_size, options.eval_batches, given.values, given.num_members),
         deterministic=options.deterministic,
         clock=clock,
     )
@@ -110,8 +110,7 @@ def open_trainer(
     if options.monitor not in known and options.monitor.partition("/")[0] not in named_probes(options.probes):
         where = f"no metric of this task on the monitored split, {splits.eval_split or 'train'}"
         raise ConfigError(f"monitor is {options.monitor!r}, {where}: {suggest(options.monitor, known)}.")
-    plan, numbers = make_plan(options, config.num_steps), None if members is None else members.numbers
-    trainer = Trainer(options, splits, programs, plan, logs, clock, numbers)
+    trainer = Trainer(options, splits, programs, make_plan(options, config.num_steps), logs, clock)
     if options.monitor_mode == "auto":
         check_direction(trainer.monitored, direction_of(trainer.monitored, programs.task.directions), "monitor_mode")
     if process_count() > 1:
@@ -150,11 +149,11 @@ def programs_of(
     """The programs of a run, of ``members`` or of a sweep over seeds, to be used or measured; nothing is compiled."""
     if num_seeds is not None:
         seeds = {"seed": np.arange(num_seeds, dtype=np.uint32)}
-        members = Members(tuple(range(num_seeds)), seeds, lambda values: experiment.replace(**values))
-    given = members or Members((0,), {}, lambda values: experiment)
+        members = Members(num_seeds, seeds, lambda values: experiment.replace(**values))
+    given = members or Members(1, {}, lambda values: experiment)
     feed = make_feed(splits, experiment.config.seed, experiment.config.batch_size, resident=resident, layout=layout)
     spec = GroupSpec(experiment, given.member, splits.train, feed, layout)
-    return Programs(spec, splits, 2 * experiment.config.batch_size, None, given.values, len(given.numbers))
+    return Programs(spec, splits, 2 * experiment.config.batch_size, None, given.values, given.num_members)
 
 
 def _open_run(trainer: Trainer, steps_per_call: int | None) -> None:

@@ -34,6 +34,7 @@ class MemberLog:
     status: str = WAITING  # ``waiting``, ``running``, or how it ended: ``finished``, ``stopped early``, ``diverged``, …
     lines: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # oldest first, as in ``metrics.jsonl``
     error: str | None = None  # the reason why it ended, or None
+    number: int = 0  # of the member, as in the column ``member`` of ``metrics.jsonl``
 
     @property
     def unfinished(self) -> bool:
@@ -65,8 +66,6 @@ class Trainer:
     plan: Plan  # where windows and calls end
     logs: list[MemberLog]  # of each member, by row
     clock: Clock  # the time spent in each span
-    # For the column ``member`` of the lines; None: a run, which has no such column.
-    numbers: tuple[int, ...] | None = None
     vmapped: VmapPlan | None = None  # how members are arranged; None: a run
     seconds_per_step: Mapping[int, float] = dataclasses.field(default_factory=dict)  # of a run, by steps per call
     notes: Sequence[tuple[str, str]] = ()  # what the user should know before the first step, as name and text
@@ -160,8 +159,7 @@ class Trainer:
 
     def report(self, lines: Mapping[int, Mapping[str, Any]]) -> None:
         """Writes what members reported, by row, to the record and to further metric writers."""
-        column = [{} if self.numbers is None else {"member": number} for number in self.numbers or (0,)]
-        written = [column[row] | dict(line) for row, line in lines.items()]
+        written = [{"member": self.logs[row].number, **line} for row, line in lines.items()]
         if not written:  # all members have ended, and their states are still on the device
             return
         with self.clock.span("record"):
@@ -204,23 +202,18 @@ class Trainer:
     def _rewind(self, ends: Sequence[int], noted: Mapping[str, Any] | None, where: str) -> list[str]:
         """Cuts metrics to the lines that a checkpoint ``noted``, at most to the steps ``ends``; describes damage."""
         assert self.record is not None
-        record, rows = self.record, {number: row for row, number in enumerate(self.numbers or ())}
-
-        def row_of(line: Mapping[str, Any]) -> int:
-            return rows.get(line.get("member", -1), 0)
+        record, rows = self.record, {log.number: row for row, log in enumerate(self.logs)}
 
         def rewound() -> tuple[list[dict[str, Any]], str | None]:
             # The digest stays in the process that writes.
             lines, self._reported, damage = records.rewind_metrics(
-                record, lambda line: ends[row_of(line)], noted, where, self.numbers
+                record, lambda line: ends[rows[line["member"]]], noted, where, tuple(rows)
             )
             return lines, damage
 
         lines, damage = broadcast_from_primary(rewound)
         for log in self.logs:
-            log.lines = []
-        for line in lines:
-            self.logs[row_of(line)].lines.append(records.without_member(line))
+            log.lines = records.reports_of(lines, log.number)
         known = (line.get("elapsed") for line in lines)
         self._elapsed_before = max((value for value in known if isinstance(value, int | float)), default=0.0)
         return [damage] if damage is not None else []

@@ -235,6 +235,10 @@ class VmapPlan(NamedTuple):
         ]
         return [*curve, *([self.note] if self.note else [])]
 
+    def as_json(self) -> dict[str, Any]:
+        """The plan, for a record."""
+        return self._asdict() | {"trials": [trial._asdict() for trial in self.trials]}
+
     def size_for(self, num_members: int) -> int:
         """The fastest size that was tried for this many members on a device; as chosen if none was."""
         known = {trial.size: trial.seconds for trial in self.trials} or {self.size: 1.0}

@@ -31,11 +31,11 @@ from jaxnn.record._provenance import (
     with_tuples,
 )
 from jaxnn.record._record_reader import (
-    GROUPS,
     MEMBERS_FILE,
     Recorded,
     check_reported,
     check_trained,
+    facts_as_run,
     final_metrics,
     find_records,
     is_sweep,
@@ -43,18 +43,18 @@ from jaxnn.record._record_reader import (
     read_lines,
     read_members,
     read_metrics,
+    read_record,
     read_recorded,
     read_run,
-    read_sweep,
+    reports_of,
     shard_folders,
+    states_folder,
     sweep_folders,
-    without_member,
 )
 from jaxnn.record._run_directory import (
     FOLDER,
     METRICS_FILE,
-    RUN_FILE,
-    SWEEP_FILE,
+    RECORD_FILE,
     Record,
     check_vacant,
     create_run_dir,
@@ -67,6 +67,7 @@ from jaxnn.record._run_directory import (
     write_bytes,
     write_json,
 )
+from jaxnn.record._schemas import FORMAT
 from jaxnn.record._state_files import (
     as_key_like,
     find_damage,

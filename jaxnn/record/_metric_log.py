@@ -29,7 +29,7 @@ class WriterFacts(NamedTuple):
 
     name: str  # of the experiment
     path: Path | None  # the directory of the record, or None
-    config: Mapping[str, Any]  # as in ``run.json``
+    config: Mapping[str, Any]  # as in ``record.json``
     members: Mapping[int, Mapping[str, Any]] = {}  # of a sweep the points by member, else empty
     resumed: int | None = None  # the step that a run resumes from, 0 for a sweep; None: it is new
 
@@ -139,20 +139,19 @@ def rewind_metrics(
     end_of: Callable[[Line], int],
     noted: Mapping[str, Any] | None,
     name: str,
-    members: Sequence[int] | None = None,
+    members: Sequence[int],
 ) -> tuple[list[Line], LogDigest, str | None]:
     """Truncates ``metrics.jsonl`` of ``record`` to the lines of a checkpoint; a damaged log, where its damage starts.
 
-    ``noted`` is the ``log`` of the checkpoint ``name``; ``end_of`` maps a line to the checkpoint's last step. In a
-    sweep the checkpoint is of ``members``, and lines of others stay. Returns the kept lines, their digest, and a
+    ``noted`` is the ``log`` of the checkpoint ``name``; ``end_of`` maps a line to the checkpoint's last step. The
+    checkpoint is of ``members``, and lines of others stay. Returns the kept lines, their digest, and a
     message if they differ from the reported ones; the original is then copied to a file beside the log.
     """
     file = record.path / METRICS_FILE
     content = read_bytes(file)
     others, lines = list[bytes](), list[bytes]()
     for raw in content[: content.rfind(b"\n") + 1].splitlines(keepends=True):
-        member = None if members is None else _parsed(raw).get("member", members[0])
-        (lines if members is None or member in members else others).append(raw)
+        (lines if _parsed(raw).get("member", members[0]) in members else others).append(raw)
     kept, message = lines[: noted["lines"]] if noted is not None else [], None
     digest = LogDigest(file, kept)
     if noted is None and lines:
@@ -172,14 +171,13 @@ def rewind_metrics(
     return [numbers(json.loads(line)) for line in kept], digest, message
 
 
-def _undamaged(lines: Iterable[bytes], end_of: Callable[[Line], int], members: Sequence[int] | None) -> list[bytes]:
+def _undamaged(lines: Iterable[bytes], end_of: Callable[[Line], int], members: Sequence[int]) -> list[bytes]:
     """The lines up to their checkpoint, before the first that is no report, or not after its member's last."""
     kept, last = list[bytes](), dict[Any, int]()
     for raw in lines:
         line = _parsed(raw)
-        step, member = line.get("step"), None if members is None else line.get("member")
-        is_known = members is None or member in members
-        if type(step) is not int or not is_known or step <= last.get(member, 0):
+        step, member = line.get("step"), line.get("member")
+        if type(step) is not int or member not in members or step <= last.get(member, 0):
             break
         last[member] = step
         if step <= end_of(line):

@@ -1,4 +1,4 @@
-"""Readers of records: one run, its metrics, or all runs and sweeps below a folder; every field is checked."""
+"""Readers of records: a run, a sweep or a member of it, or all of them below a folder; every field is checked."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -6,42 +6,56 @@ from typing import Any, NamedTuple
 
 from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.record._provenance import text_fingerprint
-from jaxnn.record._run_directory import FOLDER, METRICS_FILE, RUN_FILE, SWEEP_FILE, check_name, is_locked
-from jaxnn.record._schemas import LINE, MEMBER, NAMES, RUN, SWEEP, parse
+from jaxnn.record._run_directory import FOLDER, METRICS_FILE, RECORD_FILE, check_name, is_locked
+from jaxnn.record._schemas import LINE, MEMBER, NAMES, RECORD, parse
 from jaxnn.record._state_files import read_file
 from jaxnn.types import RecordError, check_int
 
 MEMBERS_FILE = "members.jsonl"  # of a sweep
 GROUPS = "groups"  # the folder of the checkpoints of a sweep, by group
-SHARDS = f"shards/*/{SWEEP_FILE}"  # in the directory of a sweep without a `sweep.json` of its own
+SHARDS = f"shards/*/{RECORD_FILE}"  # in the directory of a sweep without a `record.json` of its own
 # The keys of a line that are no metrics; those have the name of their split, or of a probe, in front.
 NO_METRICS = ("step", "member", "seconds", "steps_per_second", "examples_per_second", "elapsed")
 
 
-def read_run(path: Path) -> dict[str, Any]:
-    """Reads ``run.json`` in ``path``, checked by `RUN`; RecordError if there is no record, or it is damaged."""
+def read_record(path: Path) -> dict[str, Any]:
+    """Reads ``record.json`` in ``path``, checked by `RECORD`; RecordError if there is none, or it is damaged."""
     check_name(path)
-    file = path / RUN_FILE
-    if not file.is_file() and is_sweep(path):
+    if not (path / RECORD_FILE).is_file():
+        old = [name for name in ("run.json", "sweep.json") if (path / name).is_file()]
+        if old:
+            raise RecordError(f"{path} holds {old[0]}, a record of format 1: read it with the jaxnn that wrote it.")
+        raise RecordError(f"{path} holds no record (no {RECORD_FILE} in it): `jaxnn runs` lists the directories.")
+    return _read_facts(path / RECORD_FILE, RECORD)
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """Reads the facts of a run, as `read_record`; RecordError if it is a sweep."""
+    check_name(path)
+    facts = read_record(path) if not shard_folders(path) else None
+    if facts is None or facts["points"]:
         raise RecordError(f"{path} holds a sweep, not a run: name one of its members, by member=0 or --member 0.")
-    if not file.is_file():
-        raise RecordError(f"{path} holds no run (no {RUN_FILE} in it): `jaxnn runs` lists the directories of runs.")
-    return _read_facts(file, RUN)
+    if [group["members"] for group in facts["groups"]] != [[0]]:
+        raise RecordError(f"{path / RECORD_FILE} has other members than a run: the record is damaged.")
+    check_trained(path, facts, facts["groups"][0])
+    return facts
 
 
-def read_sweep(path: Path) -> dict[str, Any]:
-    """Reads ``sweep.json`` in ``path``, checked by `SWEEP`; RecordError if it is damaged."""
-    return _read_facts(path / SWEEP_FILE, SWEEP)
+def states_folder(path: Path, facts: Mapping[str, Any], number: int) -> Path:
+    """The folder of the checkpoints of a group, by its number, of the record in ``path`` with these ``facts``."""
+    return path / GROUPS / f"{number}" if facts["points"] else path / FOLDER
 
 
 class Recorded(NamedTuple):
-    """What is recorded of a run, or of a member of a sweep as if it had been one."""
+    """What is recorded of a run, or of a member of a sweep."""
 
-    facts: dict[str, Any]  # the content of ``run.json``
+    facts: dict[str, Any]  # the content of ``record.json``
+    group: dict[str, Any]  # of these, its group
+    about: dict[str, Any]  # its line in ``members.jsonl``; of a run its ``config`` and ``status``
     lines: list[dict[str, Any]]  # its reports, oldest first
     states: Path  # the folder of its checkpoints, or of those of its group
     row: int | None = None  # its place in the states of the group; None: a run
-    num_rows: int = 1
+    first: dict[str, Any] | None = None  # the config of the group's first member, whose fingerprint the group has
 
 
 def read_recorded(path: Path, member: int | None = None) -> Recorded:
@@ -50,21 +64,24 @@ def read_recorded(path: Path, member: int | None = None) -> Recorded:
     RecordError if there is none of this number, or it was not trained; ConfigError if it is no whole number.
     """
     if member is None:
-        return Recorded(read_run(path), read_metrics(path), path.absolute() / FOLDER)
+        facts = read_run(path)
+        about = {"member": 0, "point": {}, "config": facts["config"], "status": facts["status"]}
+        lines = reports_of(read_metrics(path), 0)
+        return Recorded(facts, facts["groups"][0], about, lines, states_folder(path.absolute(), facts, 0))
     number = check_int("member", member, 0)
     for folder in sweep_folders(path):
-        facts = read_sweep(folder)
+        facts = read_record(folder)
         for index, group in enumerate(facts["groups"]):
             if number in group["members"]:
                 members = {line["member"]: line for line in read_members(folder, facts)}
                 check_trained(folder, facts, group)
-                lines = [without_member(line) for line in read_metrics(folder) if line.get("member") == number]
+                lines = reports_of(read_metrics(folder), number)
                 if lost := {number, group["members"][0]} - members.keys():
                     raise RecordError(f"{folder / MEMBERS_FILE} lacks member {min(lost)}: the record is damaged.")
                 check_reported(folder, facts, members[number], lines)
-                as_run = _as_run(facts, group, members[number], members[group["members"][0]]["config"])
-                rows = group["members"].index(number), len(group["members"])
-                return Recorded(as_run, lines, folder.absolute() / GROUPS / f"{index}", *rows)
+                states, row = states_folder(folder.absolute(), facts, index), group["members"].index(number)
+                first = members[group["members"][0]]["config"]
+                return Recorded(facts, group, members[number], lines, states, row, first)
     raise RecordError(f"the sweep in {path} has no member {number} that was trained: `jaxnn show {path}` lists them.")
 
 
@@ -76,7 +93,7 @@ def read_members(folder: Path, facts: Mapping[str, Any]) -> list[dict[str, Any]]
     lines, points = read_lines(folder / MEMBERS_FILE, MEMBER), facts["points"]
     for line in lines:
         if points and [line["point"]] != points[line["member"] : line["member"] + 1]:
-            other = f"another point of member {line['member']} than {SWEEP_FILE}"
+            other = f"another point of member {line['member']} than {RECORD_FILE}"
             raise RecordError(f"{folder / MEMBERS_FILE} has {other}: the record is damaged.")
         if facts["status"] == "interrupted" and line["status"] == "running":
             line["status"] = "interrupted"
@@ -96,41 +113,29 @@ def check_reported(
 
 
 def check_trained(folder: Path, facts: Mapping[str, Any], group: Mapping[str, Any]) -> None:
-    """Raises RecordError unless a ``group`` of the sweep in ``folder`` with these ``facts`` was opened."""
-    if lacking := {"traced", "vmap", "fingerprint", "steps_per_call"} - group.keys():
+    """Raises RecordError unless a ``group`` of the record in ``folder`` with these ``facts`` was opened."""
+    needed = {"fingerprint", "steps_per_call", "layout"} | ({"vmap"} if facts["points"] else set())
+    if lacking := needed - group.keys():
         raise RecordError(f"{folder} lacks {min(lacking)!r} of a group: it was not trained, or is damaged.")
     if unknown := {*group["traced"]} - {axis["name"] for axis in facts["axes"]}:
         raise RecordError(f"a group of {folder} traces {min(unknown)!r:.60}, which is no axis: it is damaged.")
 
 
-def _as_run(
-    facts: Mapping[str, Any], group: Mapping[str, Any], member: Mapping[str, Any], first: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The content of the ``run.json`` of a ``member`` of a ``group``, whose first member has the config ``first``."""
-    shared = ("name", "started", "data", "devices", "jax_flags", "command", "git", "higher_is_better", "directions")
+def facts_as_run(recorded: Recorded) -> dict[str, Any]:
+    """The content of the ``record.json`` of a run that continues a member of a sweep."""
+    facts, group, about = recorded.facts, recorded.group, recorded.about
     prints, how = dict(group["fingerprint"]), f"{group['vmap']} {group['traced']}"
     if facts["options"].get("order") == "shared":  # a run has the order of its own seed
         prints["batches"] = text_fingerprint(f"{prints.get('batches')} shared")
+    # The program of a population: a member that continues alone is equal to rounding, and the run reports so.
+    prints["program"] = text_fingerprint(f"{prints.get('program')} {how}")
+    alone = {"members": [0], "static": {}, "traced": [], "vmap": None, "layout": SINGLE_DEVICE.as_json()}
     return {
-        **{name: facts.get(name) for name in shared},
-        "status": member["status"],
-        "monitored": facts["monitor"],
-        "config": member["config"],
-        "fingerprint_config": first,
-        "member": member["member"],
-        "point": member["point"],
+        **facts,
+        **{"config": about["config"], "status": about["status"], "axes": [], "points": [], "halving": None},
+        **{"summary": None, "resumed": [], "groups": [{**group, **alone, "fingerprint": prints}]},
         "options": facts["options"] | {"devices": None, "strategy": "auto", "mesh": None},
-        "steps_per_call": group["steps_per_call"],
-        "seconds_per_step_measured": {},
-        # The program of a population: a member that continues alone is equal to rounding, and the run reports so.
-        "fingerprint": {**prints, "program": text_fingerprint(f"{prints.get('program')} {how}")},
-        **{name: group.get(name) for name in ("examples", "precision", "implementations")},
-        "layout": SINGLE_DEVICE.as_json(),
-        "sweep": {
-            "vmap_size": group["vmap"]["size"],
-            "traced": group["traced"],
-            "num_steps": facts["config"].get("num_steps"),
-        },
+        "origin": {"member": about["member"], "num_steps": facts["config"].get("num_steps")},
     }
 
 
@@ -172,21 +177,23 @@ def read_lines(file: Path, kind: Any) -> list[dict[str, Any]]:
 
 
 def find_records(folder: Path) -> list[Path]:
-    """The directories at or below ``folder`` that hold a sweep, or a run outside of sweeps; oldest first."""
+    """The directories at or below ``folder`` that hold a run, or a sweep with all of its shards; oldest first."""
     found = []
-    for path, folders, _ in folder.walk():
-        if is_sweep(path):
+    for path, folders, files in folder.walk():
+        if any(path.glob(SHARDS)):
             found.append(path)
             folders.clear()
-        elif (path / RUN_FILE).is_file():
+        elif RECORD_FILE in files:
             found.append(path)
     return sorted(found, key=_age)
 
 
 def is_sweep(path: Path) -> bool:
-    """Whether the directory ``path`` holds a sweep, or shards of one."""
+    """Whether the directory ``path`` holds a sweep, or shards of one; RecordError if its record is damaged."""
     try:
-        return (path / SWEEP_FILE).is_file() or any(path.glob(SHARDS))
+        if any(path.glob(SHARDS)):
+            return True
+        return (path / RECORD_FILE).is_file() and bool(read_record(path)["points"])
     except OSError:  # such as a name that is too long
         return False
 
@@ -194,13 +201,11 @@ def is_sweep(path: Path) -> bool:
 def sweep_folders(path: Path) -> list[Path]:
     """``path`` if it is the record of a sweep in one process, else its shards that started; RecordError for neither."""
     check_name(path)
-    if (path / RUN_FILE).is_file():
+    if folders := shard_folders(path):
+        return folders
+    if not read_record(path)["points"]:
         raise RecordError(f"{path} holds a run, not a sweep: resume it with jn.fit, or name the directory of a sweep.")
-    if not is_sweep(path):
-        raise RecordError(
-            f"{path} holds no sweep (no {SWEEP_FILE} in it): give the directory of one sweep; `jaxnn runs` lists them."
-        )
-    return [path] if (path / SWEEP_FILE).is_file() else shard_folders(path)
+    return [path]
 
 
 def shard_folders(path: Path) -> list[Path]:
@@ -210,7 +215,7 @@ def shard_folders(path: Path) -> list[Path]:
 
 def _age(path: Path) -> tuple[str, str]:
     """The start time of a record, empty if it cannot be read, and its name."""
-    for file in (path / RUN_FILE, path / SWEEP_FILE, *sorted(path.glob(SHARDS))):
+    for file in (path / RECORD_FILE, *sorted(path.glob(SHARDS))):
         try:
             return str(_read_facts(file, {"status": str, "started": str})["started"]), path.name
         except RecordError:
@@ -233,6 +238,6 @@ def metrics_of(line: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in line.items() if name not in NO_METRICS}
 
 
-def without_member(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of a sweep's ``metrics.jsonl`` without the column of the member."""
-    return {name: value for name, value in line.items() if name != "member"}
+def reports_of(lines: Iterable[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
+    """The reports of one member among ``lines`` of ``metrics.jsonl``, without their column ``member``."""
+    return [{name: line[name] for name in line if name != "member"} for line in lines if line["member"] == number]

@@ -18,8 +18,7 @@ import numpy as np
 from jaxnn.record._state_files import refusals
 from jaxnn.types import RecordError
 
-RUN_FILE = "run.json"
-SWEEP_FILE = "sweep.json"
+RECORD_FILE = "record.json"
 METRICS_FILE = "metrics.jsonl"
 FOLDER = "checkpoints"
 LOCK_FILE = ".lock"
@@ -44,10 +43,10 @@ def check_vacant(path: Path, *, held: bool = False) -> None:
         raise _busy(path)
 
     def is_remnant(file: Path) -> bool:
-        """Whether ``file`` is of a process that was killed before it wrote ``run.json`` or ``sweep.json``."""
+        """Whether ``file`` is of a process that was killed before it wrote ``record.json``."""
         if file.name == METRICS_FILE:
             return file.stat().st_size == 0
-        return file.name == LOCK_FILE or file.name.startswith((f".{RUN_FILE}.", f".{SWEEP_FILE}."))
+        return file.name == LOCK_FILE or file.name.startswith(f".{RECORD_FILE}.")
 
     if path.exists() and not path.is_dir():
         raise RecordError(f"the run directory {path} is a file: choose another --run-dir.")
@@ -123,7 +122,7 @@ class Record:
         self._size = len(content)
 
     def write(self, name: str, content: Mapping[str, Any] | list[Any]) -> None:
-        """Replaces a JSON file of the record, such as ``run.json``."""
+        """Replaces a JSON file of the record, such as ``record.json``."""
         if self.writes:
             write_json(self.path / name, content)
 

@@ -22,6 +22,7 @@ class Span(NamedTuple):
         return type(value) in ((int,) if self.whole else (int, float)) and self.least <= value <= self.most
 
 
+FORMAT = "jaxnn record 2"  # version 1 had other files for a run and for a sweep
 NAMES = ("nan", "inf", "-inf")
 MOST = sys.float_info.max
 MOST_DIGITS = sys.float_info.max_10_exp  # a whole number with as many digits is within the range of floats
@@ -39,44 +40,35 @@ OPTIONS |= {"monitor?": str, "order?": str, "shard?": str, "checkpoint_every?": 
 OPTIONS["devices?"] = Span("a whole number from 1, or all", 1, 2**31 - 1, names=("all",))
 FINGERPRINT = {"data?": str, "program?": str, "batches?": str, "evaluation?": str}
 STALLS = [{"where": str, "step": COUNT, "seconds": AMOUNT}]
-# Of a run, or of a group of a sweep once it is opened.
-OPENED = {"examples?": dict, "implementations?": {"*": [str]}, "precision?": dict}
-RUN = {
-    **{"name": str, "status": str, "started": str, "config": dict, "options": OPTIONS, "steps_per_call": POSITIVE},
-    **{"seconds_per_step_measured": dict, "fingerprint": FINGERPRINT, "devices": DEVICES, "jax_flags": dict},
-    **{"layout": {"strategy": str, "mesh?": {"*": POSITIVE}}, "monitored?": str, "higher_is_better?": bool},
-    **{"directions?": DIRECTIONS, "data?": str, "command?": [str], "git?": dict, "checkpoints?": [COUNT], **OPENED},
-    "resumed?": [{"step": COUNT}],
-    "summary?": {
-        **{"throughput?": {"steps_per_second": AMOUNT, "spread": AMOUNT, "num_windows": COUNT}, "stalls?": STALLS},
-        **{"seconds?": {"*": AMOUNT}, "first_step_seconds?": {"*": AMOUNT}, "examples_per_second?": AMOUNT},
-        **{"compilations?": {"*": AMOUNT}, "peak_bytes?": (AMOUNT, str), "compiler?": [str]},
-    },
+SUMMARY = {
+    **{"seconds?": {"*": AMOUNT}, "stalls?": STALLS, "members?": {"*": COUNT}, "num_compilations?": COUNT},
+    **{"member_steps?": AMOUNT, "member_steps_per_second?": AMOUNT, "examples_per_second?": AMOUNT},
+    **{"throughput?": {"steps_per_second": AMOUNT, "spread": AMOUNT, "num_windows": COUNT}, "compiler?": [str]},
+    **{"first_step_seconds?": {"*": AMOUNT}, "compilations?": {"*": AMOUNT}, "peak_bytes?": (AMOUNT, str)},
 }
+# Members that share one program; what it was opened with is absent before.
 GROUP = {
-    **{"members": [COUNT], "static?": dict, "traced?": [str], "steps_per_call?": POSITIVE, "fingerprint?": FINGERPRINT},
+    **{"members": [COUNT], "static": dict, "traced": [str], "closed?": bool, "steps_per_call?": POSITIVE},
+    **{"seconds_per_step_measured?": dict, "fingerprint?": FINGERPRINT, "checkpoints?": [COUNT], "examples?": dict},
+    **{"implementations?": {"*": [str]}, "precision?": dict, "layout?": {"strategy": str, "mesh?": {"*": POSITIVE}}},
     "vmap?": {
         **{"size": POSITIVE, "steps_per_call": POSITIVE, "block": POSITIVE, "note?": str},
         "trials": [{"size": POSITIVE, "seconds": AMOUNT, "per_second": AMOUNT, "temporary_bytes": AMOUNT}],
     },
-    **OPENED,
 }
-SWEEP = {
-    **{"status": str, "started": str, "config": dict, "points": [dict], "options": OPTIONS, "groups": [GROUP]},
-    **{"axes": [{"name": str, "values": list, "scale": {"log", "linear", "nominal"}}], "monitor": str},
-    **{"higher_is_better": bool, "directions": DIRECTIONS, "name?": str, "data?": str, "damaged?": [str]},
-    **{"devices?": DEVICES, "jax_flags?": dict, "command?": [str], "git?": dict},
-    "halving?": {"eta": POSITIVE, "min_fraction": AMOUNT},
-    "summary?": {
-        **{"seconds": AMOUNT, "spent": {"*": AMOUNT}, "member_steps": AMOUNT, "num_compilations": COUNT},
-        **{"member_steps_per_second?": AMOUNT, "members?": {"*": COUNT}},
-    },
+RECORD = {
+    **{"format": {FORMAT}, "name": str, "status": str, "started": str, "config": dict, "options": OPTIONS},
+    **{"monitored": str, "higher_is_better": bool, "directions": DIRECTIONS, "data?": str, "command?": [str]},
+    **{"devices": DEVICES, "jax_flags": dict, "git?": dict, "groups": [GROUP], "summary?": SUMMARY},
+    **{"axes": [{"name": str, "values": list, "scale": {"log", "linear", "nominal"}}], "points": [dict]},
+    **{"halving?": {"eta": POSITIVE, "min_fraction": AMOUNT}, "origin?": {"member": COUNT, "num_steps": POSITIVE}},
+    "resumed?": [{"step": COUNT, "changed": [str], "damaged": [str], "before": dict}],
 }
 MEMBER = {
     **{"member": COUNT, "point": dict, "config": dict, "status": str, "step": COUNT, "final": {"*": METRIC}},
     **{"best": {"*": METRIC}, "error?": str},
 }
-LINE = {"step": COUNT, "member?": COUNT, "*": METRIC}
+LINE = {"step": COUNT, "member": COUNT, "*": METRIC}
 # The checkpoint.json of a checkpoint, and the writers.json beside it: by writer and member.
 CHECKPOINT = {"step": COUNT, "metrics": {"*": METRIC}, "log?": {"lines": COUNT, "sha256": str}}
 IDS = {"*": {"*": {"id": str, "sent": COUNT}}}

@@ -13,7 +13,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from jaxnn.record._metric_log import WriterFacts
-from jaxnn.record._record_reader import read_bytes, read_metrics, read_run, read_sweep
+from jaxnn.record._record_reader import read_bytes, read_metrics, read_record
 from jaxnn.record._run_directory import FOLDER, new_run_dir, write_json
 from jaxnn.record._schemas import IDS, parse
 from jaxnn.types import ConfigError, RecordError
@@ -31,7 +31,7 @@ class Tracker:
     extra: ClassVar[str]  # of the package, and the name of the writer
     module: ClassVar[str]  # that it needs
     # (title, config, known id or None, step, member) -> (run, id); (run, numbers, step); (run, name, content, step);
-    # (run, status as in run.json).
+    # (run, status as in record.json).
     _start: Callable[..., tuple[Any, str]]
     _log: Callable[..., None]
     _show: Callable[..., None]
@@ -54,8 +54,9 @@ class Tracker:
         self._ids: dict[str, dict[str, Any]] = {} if facts.resumed is None else self._known().get(self.extra, {})
         self._unsent: dict[int | None, list[Mapping[str, Any]]] = {}
         for line in read_metrics(facts.path) if facts.path is not None and facts.resumed is not None else ():
-            if line["step"] > self._ids.get(_key(line.get("member")), {}).get("sent", 0):
-                self._unsent.setdefault(line.get("member"), []).append(line)
+            member = self._member(line)
+            if line["step"] > self._ids.get(_key(member), {}).get("sent", 0):
+                self._unsent.setdefault(member, []).append(line)
         if not facts.members:
             unsent = self._unsent.get(None, [])
             self._run(None, unsent[0]["step"] if unsent else (facts.resumed or 0) + 1)
@@ -64,11 +65,11 @@ class Tracker:
     def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Logs the numbers of each line at its step."""
         for line in lines:
-            member = line.get("member")
+            member = self._member(line)
             # A resumed sweep reports what follows its checkpoint again.
             earlier = [old for old in self._unsent.get(member, ()) if old["step"] < line["step"]]
             self._unsent[member] = [*earlier, line]
-        for member in [line.get("member") for line in lines]:
+        for member in map(self._member, lines):
             self._send(member)
 
     def media(self, name: str, content: np.ndarray | str, step: int) -> None:
@@ -86,10 +87,14 @@ class Tracker:
         runs, self._runs = self._runs, {}
         with contextlib.ExitStack() as stack:  # one that fails keeps none of the others open
             for run in runs.values():
-                path, read = self.facts.path, read_sweep if self.facts.members else read_run
-                stack.callback(self._end, run, "finished" if path is None else read(path)["status"])
+                path = self.facts.path
+                stack.callback(self._end, run, "finished" if path is None else read_record(path)["status"])
         if runs:
             self._note()
+
+    def _member(self, line: Mapping[str, Any]) -> int | None:
+        """The member of a sweep that reported a line; None: it is of a run."""
+        return line["member"] if self.facts.members else None
 
     def _send(self, member: int | None) -> None:
         """Logs the lines of a member, or of the run, that wait; those after an error of the service stay."""

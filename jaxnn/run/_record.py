@@ -2,9 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from jaxnn.engine import RunOptions
 from jaxnn.observe import (
     Clock,
     compile_totals,
-    describe_devices,
     given_up,
     peak_memory_bytes,
     short_path,
@@ -23,7 +22,7 @@ from jaxnn.observe import (
 )
 from jaxnn.run._display import Display
 from jaxnn.run._report import NAME_WIDTH, Summary, device_rows
-from jaxnn.run._resume import FIXED, check_same_config, continued_options, restored_facts
+from jaxnn.run._resume import FIXED, check_checkpoint, check_same_config, continued_options
 from jaxnn.types import Experiment, RecordError, TrainingError
 
 
@@ -33,10 +32,13 @@ class Session:
 
     trainer: engine.Trainer  # what trains it
     ready_seconds: dict[str, float]  # by span, from the call of ``fit`` to the moment the first step could run
-    # Of a resumed run, the ``step`` it continues from, and descriptions of what ``changed`` since and of newer
-    # checkpoints that are ``damaged``.
-    resumed: dict[str, Any] | None = None
+    record: engine.PopulationRecord | None = None
     ending: Summary | None = None  # what the record has of its end
+
+    @property
+    def resumed(self) -> dict[str, Any] | None:
+        """The ``step`` that a resumed run continues from, what ``changed`` since, and what is ``damaged``."""
+        return None if self.record is None or self.record.before is None else self.record.facts["resumed"][-1]
 
     @property
     def log(self) -> engine.MemberLog:
@@ -82,67 +84,52 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
         display.rows(device_rows(layout.num_devices), NAME_WIDTH)
         with clock.span("load", "loading the data"):
             splits = engine.load_data(experiment)
-        steps_per_call = before["steps_per_call"] if before else None
+        steps_per_call = before["groups"][0]["steps_per_call"] if before else None
         trainer = engine.open_trainer(experiment, options, splits, layout, clock, steps_per_call=steps_per_call)
         stack.callback(trainer.programs.spec.feed.close)
         session = Session(trainer, clock.seconds)
         if options.record:
             # Before there is a directory: an interruption meanwhile leaves none.
-            facts = _facts(session)
+            session.record = _new_record(session, before)
             if record is None:
                 wanted = options.run_dir or records.new_run_dir(session.name)
                 path = parallel.broadcast_from_primary(lambda: str(records.create_run_dir(wanted)))
                 record = stack.enter_context(records.open_record(Path(path), writes=parallel.is_primary()))
-            trainer.open_store(record, record.path / records.FOLDER)
             parallel.set_resume_hint(f"resume with --resume {short_path(record.path)}")
-            if before is not None:
-                facts, session.resumed = restored_facts(trainer, before, facts)
+            session.record.directory = record
+            session.record.open_group(0, trainer, "the run", functools.partial(check_checkpoint, trainer, before))
         # A run that is over is loaded, not run: its record stays as it is, unless a kill left it without its end.
         if session.log.unfinished or (before is not None and before["status"] != session.log.status):
-            if options.record:
-                stack.enter_context(_described(session, facts))
+            if session.record is not None:
+                stack.enter_context(_described(session, session.record))
             stack.enter_context(observed(session, writers))
         yield session
 
 
-def _facts(session: Session) -> dict[str, Any]:
-    """Returns the content of ``run.json`` at the start."""
-    trainer, programs = session.trainer, session.trainer.programs
-    return {
-        "name": session.name,
-        "status": engine.RUNNING,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "config": records.config_json(trainer.experiment.config),
-        "options": engine.recorded_options(trainer.options),
-        "monitored": trainer.monitored,
-        "higher_is_better": trainer.higher_is_better,
-        "directions": dict(programs.task.directions),
-        "steps_per_call": trainer.plan.steps_per_call,
-        "seconds_per_step_measured": trainer.seconds_per_step,
-        "data": trainer.splits.name,
-        "examples": records.describe_data(trainer.splits, programs.first_examples),
-        "fingerprint": trainer.fingerprint,
-        "precision": programs.product_dtypes,
-        "implementations": programs.implementations,
-        "start": programs.start.as_json(),
-        "layout": programs.layout.as_json(),
-        "devices": describe_devices(),
-        "jax_flags": records.jax_flags(),
-        **records.script(),
-    }
+def _new_record(session: Session, before: dict[str, Any] | None) -> engine.PopulationRecord:
+    """Returns the record, without its directory, of a run that starts, or continues what was there ``before``."""
+    trainer, script = session.trainer, records.script()
+    if before is None:
+        groups = [{"members": [0], "static": {}, "traced": []}]
+        facts = engine.population_facts(trainer.experiment, trainer.options, trainer, groups, session.name, script)
+    else:
+        facts = engine.continued_facts(before, trainer.experiment, trainer.options, script, trainer)
+    record = engine.PopulationRecord(None, {**facts, "name": session.name}, before)
+    record.describe_group(0, trainer)
+    return record
 
 
 @contextlib.contextmanager
-def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
-    """Writes ``run.json`` and the files beside it, with ``facts`` at the start and with the status at the end."""
+def _described(session: Session, record: engine.PopulationRecord) -> Iterator[None]:
+    """Writes ``record.json`` and the files beside it at the start, and with the status at the end."""
     trainer, log, refused = session.trainer, session.log, list[RecordError]()
-    record, checkpoints = trainer.record, trainer.checkpoints
-    assert record is not None and checkpoints is not None
-    if session.resumed is None and record.writes:
+    directory, checkpoints = record.directory, trainer.checkpoints
+    assert directory is not None and checkpoints is not None
+    if session.resumed is None and directory.writes:
         # Another run may have used the directory between the first check and the lock.
-        records.check_vacant(record.path, held=True)
-    record.write("run.json", facts)
-    record.write("placement.json", {tree.name: dataclasses.asdict(tree) for tree in trainer.placement()})
+        records.check_vacant(directory.path, held=True)
+    record.write()
+    directory.write("placement.json", {tree.name: dataclasses.asdict(tree) for tree in trainer.placement()})
 
     def attempt(action: Callable[[], None]) -> None:
         try:
@@ -171,10 +158,10 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
             log.status = "failed"
         kept = () if alone else checkpoints.steps()
         session.ending = summarise(session)
-        ending = {"status": log.status, "summary": session.ending.as_json(), "checkpoints": kept}
-        attempt(lambda: record.write("run.json", facts | ending))
-        compiled, totals = [*map(dataclasses.asdict, trainer.programs.ledger)], session.ending.compilations
-        attempt(lambda: record.write("compiles.json", {"compilations": compiled, "totals": totals}))
+        record.set_group(0, checkpoints=kept)
+        summary = session.ending.as_json()
+        attempt(lambda: record.write(status=log.status, summary=summary))
+        attempt(lambda: record.write_compilations([(0, one) for one in trainer.programs.ledger]))
         # An error that ended the run is reported in place of the disk's; leaving the loop by `break` is none.
         if refused and (error is None or isinstance(error, GeneratorExit)):
             raise refused[0]

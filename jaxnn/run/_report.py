@@ -157,7 +157,7 @@ class Summary:
     compiler: Sequence[str] = ()  # why programs were compiled without options for speed
 
     def as_json(self) -> dict[str, Any]:
-        """Returns its part of ``run.json``."""
+        """Returns its part of ``record.json``."""
         throughput = self.throughput and self.throughput._asdict()
         return {**dataclasses.asdict(self), "throughput": throughput}
 

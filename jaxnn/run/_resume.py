@@ -1,4 +1,4 @@
-"""Resuming a run: its options and its state from the record, and what changed since."""
+"""Resuming a run or a sweep: its options from the record, and what forbids it."""
 
 import dataclasses
 import math
@@ -8,17 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn.engine import RunOptions, Trainer, deciding_options, marked, recorded_options
-from jaxnn.parallel import STRATEGIES, choose_devices, find_devices, find_strategy, format_mesh, parse_mesh
-from jaxnn.record import (
-    FOLDER,
-    TRACKERS,
-    changed_implementations,
-    changed_parts,
-    check_same_data,
-    config_from_json,
-    config_json,
-    jsonable,
-)
+from jaxnn.parallel import STRATEGIES, choose_devices, find_devices, find_strategy, parse_mesh
+from jaxnn.record import FOLDER, TRACKERS, config_from_json, config_json, jsonable
 from jaxnn.types import ConfigError, RecordError
 
 FIXED = ("deterministic",)  # the options of a run that decide its results
@@ -70,75 +61,28 @@ def continued_options[Options: RunOptions](
         raise RecordError(f"the options in {where} are damaged: {error}") from error
 
 
-def restored_facts(
-    trainer: Trainer, before: dict[str, Any], facts: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Continues a run from the newest undamaged checkpoint of its record.
+def check_checkpoint(trainer: Trainer, before: Mapping[str, Any] | None, step: int | None) -> None:
+    """Raises RecordError if a run cannot continue from its newest checkpoint, of a ``step``; None: it has none.
 
-    ``before`` is the content of its ``run.json``, and ``facts`` that of a new run. Returns the new content, and what
-    is new in it of this resume. RecordError if the data are not those of the record, there is no checkpoint, all are
-    damaged, it cannot be read, or it is past ``num_steps``; then nothing was written.
+    ``before`` is the content of its record. It cannot if it kept none, lost them, or is past ``num_steps``.
     """
-    assert trainer.record is not None
+    assert before is not None and trainer.record is not None
     path = trainer.record.path
-    check_same_data(path, before["fingerprint"], facts["fingerprint"]["data"])
-
-    def check(step: int | None) -> None:
-        if step is None and before["options"]["checkpoint_every"] == 0:
-            raise RecordError(f"the run in {path} kept no checkpoints, so it cannot be resumed: start a new run.")
-        # A killed run did not note its checkpoints.
-        resumes = before.get("resumed") or ()
-        noted = [*(before.get("checkpoints") or ()), *(resumed["step"] for resumed in resumes)]
-        if step is None and (saved := max(noted, default=0)) > 0:
-            raise RecordError(
-                f"the run in {path} has metrics up to step {saved} but no checkpoint: bring {path / FOLDER} back from "
-                "a copy, or start a new run."
-            )
-        if step is not None and step > trainer.plan.num_steps:
-            raise RecordError(
-                f"the run in {path} has done {step} steps already, more than num_steps = {trainer.plan.num_steps}: "
-                "resume it with more, or start a new run."
-            )
-
-    step, damaged = trainer.restore("the run", check)
-    changed = _changes(before, facts)
-    resumed = {"step": step or 0, "time": facts["started"], "changed": changed, "damaged": damaged}
-    session = {name: before[name] for name in ("command", "git", "devices", "jax_flags") if name in before}
-    # A run that continues a member of a sweep has the last two.
-    names = ("started", "seconds_per_step_measured", "member", "sweep")
-    kept = {name: before[name] for name in names if name in before}
-    return {**facts, **kept, "resumed": [*(before.get("resumed") or ()), resumed | {"before": session}]}, resumed
-
-
-def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:
-    """Describes what differs from the record: length, layout, device, stopping rule, program, versions, flags."""
-    changes = []
-    if facts["layout"] != before["layout"]:
-        changes.append(f"the layout {_describe(before['layout'])} → {_describe(facts['layout'])}")
-    if _device(facts) != _device(before):
-        changes.append(f"the device {_device(before)} → {_device(facts)}")
-    changes += changed_parts(before["fingerprint"], facts["fingerprint"])
-    changes += changed_implementations(before.get("implementations") or {}, facts["implementations"])
-    pairs = (before["devices"]["versions"], facts["devices"]["versions"]), (before["jax_flags"], facts["jax_flags"])
-    for old, new in pairs:
-        changes += [f"{name} {old.get(name)} → {new[name]}" for name in new if new[name] != old.get(name)]
-    rules = [str(one["options"].get("stop")).rpartition(":")[2] for one in (before, facts)]
-    if rules[0] != rules[1]:
-        changes.append(f"stop {rules[0]} → {rules[1]}")
-    if (now := facts["config"]["num_steps"]) != (then := before["config"]["num_steps"]):
-        changes.append(f"num_steps {then} → {now}")
-    return changes
-
-
-def _describe(layout: dict[str, Any]) -> str:
-    return f"{layout['strategy']} {format_mesh(layout['mesh'])}" if layout["mesh"] else str(layout["strategy"])
-
-
-def _device(facts: dict[str, Any]) -> str:
-    """Returns the kind of device that a run computed on; the platform if the record does not list its devices."""
-    platform = facts["options"]["device"] or facts["devices"]["backend"]
-    kinds = {device["kind"] for device in facts["devices"]["devices"] if device["platform"] == platform}
-    return ", ".join(sorted(kinds)) or platform
+    if step is None and before["options"]["checkpoint_every"] == 0:
+        raise RecordError(f"the run in {path} kept no checkpoints, so it cannot be resumed: start a new run.")
+    # A killed run did not note its checkpoints.
+    resumes = before.get("resumed") or ()
+    noted = [*(before["groups"][0].get("checkpoints") or ()), *(resumed["step"] for resumed in resumes)]
+    if step is None and (saved := max(noted, default=0)) > 0:
+        raise RecordError(
+            f"the run in {path} has metrics up to step {saved} but no checkpoint: bring {path / FOLDER} back from "
+            "a copy, or start a new run."
+        )
+    if step is not None and step > trainer.plan.num_steps:
+        raise RecordError(
+            f"the run in {path} has done {step} steps already, more than num_steps = {trainer.plan.num_steps}: "
+            "resume it with more, or start a new run."
+        )
 
 
 def _recorded_setup(

@@ -59,8 +59,7 @@ class Run:
     _lines: Sequence[Mapping[str, Any]]
     _trainer: engine.Trainer | None
     _state: TrainState | None = None  # that at the end; None: the checkpoint holds it
-    _facts: Mapping[str, Any] | None = None  # the content of run.json, if it was opened
-    _member: record.Recorded | None = None  # of a sweep
+    _recorded: record.Recorded | None = None  # what was opened
 
     @property
     def final(self) -> Mapping[str, float]:
@@ -70,13 +69,18 @@ class Run:
     @property
     def member(self) -> int | None:
         """The number of a member of the sweep in ``dir``; None: a run."""
-        return None if self._member is None else int(self._member.facts["member"])
+        return None if self._member is None else int(self._member.about["member"])
+
+    @property
+    def _member(self) -> record.Recorded | None:
+        """What is recorded of it, if it is a member of a sweep."""
+        return None if self._recorded is None or self._recorded.row is None else self._recorded
 
     @property
     def name(self) -> str | None:
         """The option ``name``, or None."""
-        if self._facts is not None:
-            return self._facts["options"].get("name")  # type: ignore[no-any-return]
+        if self._recorded is not None:
+            return self._recorded.facts["options"].get("name")  # type: ignore[no-any-return]
         return None if self._trainer is None else self._trainer.options.name
 
     @property
@@ -229,8 +233,8 @@ class Run:
         if self._trainer is None:
             which = "" if self.member is None else f", member={self.member}"
             raise ConfigError(f"this needs its experiment: jn.open_run({str(self.dir)!r}, experiment{which}).")
-        if self._facts is not None and _evaluates_otherwise(self._facts, self._trainer):
-            before, now = self._facts.get("implementations") or {}, self._trainer.programs.implementations
+        if self._recorded is not None and _evaluates_otherwise(self._recorded, self._trainer):
+            before, now = self._recorded.group.get("implementations") or {}, self._trainer.programs.implementations
             if others := record.changed_implementations(before, now):
                 # Such as native kernels that were installed since.
                 warn(
@@ -245,11 +249,11 @@ class Run:
     def _with_data(self) -> engine.Trainer:
         """The trainer with its data, which are those of the record; they are loaded if it was opened without them."""
         trainer = self._loaded
-        if self._facts is None or self._facts.get("examples") is None:
+        if self._recorded is None or self._recorded.group.get("examples") is None:
             return trainer
         assert self.dir is not None
-        layout = trainer.programs.layout
-        return _open_trainer(trainer.experiment, trainer.options, self.dir, self._facts, layout, with_data=True)
+        layout, group = trainer.programs.layout, self._recorded.group
+        return _open_trainer(trainer.experiment, trainer.options, self.dir, group, layout, with_data=True)
 
     def __repr__(self) -> str:
         return text_table(self.closing_rows())
@@ -259,15 +263,16 @@ class Run:
         return Table(None, self.closing_rows())._repr_html_()
 
 
-def _evaluates_otherwise(facts: Mapping[str, Any], trainer: engine.Trainer) -> bool:
-    """Whether the evaluation is not that of the record ``facts``; costs a trace."""
+def _evaluates_otherwise(recorded: record.Recorded, trainer: engine.Trainer) -> bool:
+    """Whether the evaluation is not the ``recorded`` one; costs a trace."""
     here, programs = describe_devices(), trainer.programs
-    if any(facts["devices"][name] != here[name] for name in ("backend", "versions")):
+    if any(recorded.facts["devices"][name] != here[name] for name in ("backend", "versions")):
         return False  # they may decide what is traced
-    if (first := facts.get("fingerprint_config")) is not None:  # of the member whose fingerprint its group has
-        same = dataclasses.replace(trainer.experiment, config=record.config_from_json(first, trainer.experiment.config))
+    if recorded.first is not None:
+        config = record.config_from_json(recorded.first, trainer.experiment.config)
+        same = dataclasses.replace(trainer.experiment, config=config)
         programs = engine.programs_of(same, trainer.splits, resident=False)
-    return bool(facts["fingerprint"].get("evaluation") != programs.evaluation_fingerprint())
+    return bool(recorded.group["fingerprint"].get("evaluation") != programs.evaluation_fingerprint())
 
 
 def run_of(session: Session) -> Run:
@@ -314,40 +319,39 @@ def _open_recorded(
     devices: int | Literal["all"] | None = None,
 ) -> Run:
     """Returns the run of what is ``recorded`` in ``path``, as `open_run`."""
-    facts, lines, states, row, num_rows = recorded
-    of_sweep = None if row is None else recorded
-    config, final, trainer = facts["config"], record.final_metrics(lines), None
+    facts, lines, trainer = recorded.facts, recorded.lines, None
+    config, final = recorded.about["config"], record.final_metrics(lines)
     try:
         options = engine.RunOptions(**{name: facts["options"][name] for name in ("monitor", "monitor_mode")})
-        summary = dict(facts.get("summary") or {})
+        summary = dict(facts.get("summary") or {}) if recorded.row is None else {}  # a sweep's is of all members
         if (rates := summary.get("throughput")) is not None:
             summary["throughput"] = Throughput(**rates)
         summary["stalls"] = tuple(engine.Stall(**stall) for stall in summary.get("stalls", ()))
-        summary |= {"status": facts["status"], "step": lines[-1]["step"] if lines else 0, "metrics": final}
+        summary |= {"status": recorded.about["status"], "step": lines[-1]["step"] if lines else 0, "metrics": final}
         ending = Summary(**summary)
         ranking = str(facts["monitored"]), bool(facts["higher_is_better"]), dict(facts["directions"])
     except (KeyError, TypeError, ValueError) as error:
-        raise RecordError(f"run.json in {path} holds other facts than a run's ({error!r}): it is damaged.") from error
+        message = f"{record.RECORD_FILE} in {path} holds other facts than a run's ({error!r}): it is damaged."
+        raise RecordError(message) from error
     if experiment is not None:
         config = record.config_from_json(config, experiment.config)
         engine.check_config(config)
         experiment = dataclasses.replace(experiment, config=config)
-        if not states.is_dir():
+        if not (states := recorded.states).is_dir():
             raise RecordError(f"the run in {path} kept no checkpoints: open it without the experiment.")
-        trainer = _open_trainer(experiment, options, path, facts, make_layout(devices=devices))
+        trainer = _open_trainer(experiment, options, path, recorded.group, make_layout(devices=devices))
         state, shapes = None, trainer.programs.shapes
-        if row is None:
+        if recorded.row is None:
             state = record.load_checkpoint(path, shapes)
         else:
-            checkpoints, like = record.Checkpoints(states), engine.host_shapes(shapes, num_rows)
-            if (restored := checkpoints.restore_newest(like)) is None:
+            like = engine.host_shapes(shapes, len(recorded.group["members"]))
+            if (restored := record.Checkpoints(states).restore_newest(like)) is None:
                 raise RecordError(f"{states} holds no checkpoint: open the member without the experiment.")
             for _, what in restored.damaged[:1]:
                 warn(f"the newest checkpoint in {states} is damaged, {what}: the state is an older one.")
-            state = engine.member_state(restored.state, shapes, row)
+            state = engine.member_state(restored.state, shapes, recorded.row)
         trainer.state = jax.device_put(state, trainer.programs.shardings)
-        return _run(config, trainer, lines, ending, path, ranking, facts, of_sweep)
-    return _run(config, trainer, lines, ending, path, ranking, member=of_sweep)
+    return _run(config, trainer, lines, ending, path, ranking, recorded)
 
 
 def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Experiment[Any], engine.RunOptions]:
@@ -362,11 +366,11 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
         raise ConfigError("a member of a sweep is made a run in one process: continue it there, then resume that run.")
     found = record.read_recorded(path, number)
     config = record.config_json(experiment.config)
-    for name in found.facts["point"].keys() - ({NAME} - config.keys()):
-        if name == "num_steps" and config.get(name) != found.facts["sweep"]["num_steps"]:
+    for name in found.about["point"].keys() - ({NAME} - config.keys()):
+        if name == "num_steps" and config.get(name) != found.facts["config"].get("num_steps"):
             continue
         *way, last = name.split(".")
-        of_member, of_config = found.facts["config"], config
+        of_member, of_config = found.about["config"], config
         try:
             for part in way:
                 of_member, of_config = of_member[part], of_config[part]
@@ -377,16 +381,17 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
                 "give the experiment that was swept."
             ) from error
     experiment = dataclasses.replace(experiment, config=record.config_from_json(config, experiment.config))
-    check_same_config(found.facts["config"], experiment.config, "sweep", path, but="num_steps")
-    trains = found.facts["status"] != "finished" or found.facts["config"]["num_steps"] != experiment.config.num_steps
+    facts, about = record.facts_as_run(found), found.about
+    check_same_config(about["config"], experiment.config, "sweep", path, but="num_steps")
+    trains = about["status"] != "finished" or about["config"]["num_steps"] != experiment.config.num_steps
     # Asked before there is a copy, so that its messages name the sweep.
-    continued_options(options, found.facts["options"], path, "sweep", trains=trains, fixed=FIXED)
+    continued_options(options, facts["options"], path, "sweep", trains=trains, fixed=FIXED)
     opened = _open_recorded(path, experiment, found)
     step = int(opened.state.step)
-    target = record.create_run_dir(options.run_dir or record.new_run_dir(f"{found.facts['name']}-{number}"))
+    target = record.create_run_dir(options.run_dir or record.new_run_dir(f"{facts['name']}-{number}"))
     with record.open_record(target) as copy:
-        copy.write(record.RUN_FILE, found.facts)
-        lines = [line for line in found.lines if line["step"] <= step]
+        copy.write(record.RECORD_FILE, facts)
+        lines = [{"member": 0, **line} for line in found.lines if line["step"] <= step]
         ranking: Any = {"monitor": opened.monitor, "higher_is_better": opened.higher_is_better}
         with contextlib.closing(record.Checkpoints(target / record.FOLDER, **ranking)) as checkpoints:
             log = record.LogDigest(target / record.METRICS_FILE, copy.report(*lines))
@@ -398,16 +403,16 @@ def _open_trainer(
     experiment: Experiment[Any],
     options: engine.RunOptions,
     path: Path,
-    facts: Mapping[str, Any],
+    group: Mapping[str, Any],
     layout: Layout,
     *,
     with_data: bool = False,
 ) -> engine.Trainer:
-    """Returns the trainer of a recorded run, of which nothing is compiled, without its state."""
-    splits = None if with_data else record.recorded_data(path, facts)
+    """Returns the trainer of a recorded ``group``, without its state; nothing is compiled."""
+    splits = None if with_data else record.recorded_data(path, group)
     if splits is None:
         splits = engine.load_data(experiment)
-        record.check_same_data(path, facts["fingerprint"], record.data_fingerprint(splits))
+        record.check_same_data(path, group["fingerprint"], record.data_fingerprint(splits))
     else:
         engine.check_parts(experiment)
     # Zeros that stand for data are not sent to a device.
@@ -424,12 +429,11 @@ def _run(
     summary: Summary,
     path: Path | None,
     ranking: tuple[str, bool, Mapping[str, Direction]],
-    facts: Mapping[str, Any] | None = None,
-    member: record.Recorded | None = None,
+    recorded: record.Recorded | None = None,
 ) -> Run:
     names = dict.fromkeys(name for line in lines for name in line)
     metrics = {name: np.array([line.get(name, np.nan) for line in lines]) for name in names}
     experiment: Any = None if trainer is None else trainer.experiment
     # As it is now: if the trainer continues, it has another state.
     state = None if trainer is None else trainer.state
-    return Run(experiment, config, metrics, summary, path, *ranking, lines, trainer, state, facts, member)
+    return Run(experiment, config, metrics, summary, path, *ranking, lines, trainer, state, recorded)

@@ -78,21 +78,19 @@ def with_values(experiment: Experiment[Any], values: Mapping[str, Any]) -> Exper
     return dataclasses.replace(experiment, config=with_fields(experiment.config, values)) if values else experiment
 
 
-@dataclasses.dataclass
-class PlannedMember:
-    """A member: its number, the fields it sets, its experiment, and its log so far."""
+@dataclasses.dataclass(kw_only=True)
+class PlannedMember(MemberLog):
+    """A member in training, with the fields it sets and its experiment."""
 
-    number: int
     point: Mapping[str, Any]
     experiment: Experiment[Any]
-    log: MemberLog = dataclasses.field(default_factory=MemberLog)
 
     def fail(self, error: Exception) -> None:
         """Records why it cannot be run."""
-        self.log.status, self.log.error = "failed", reason(error)
+        self.status, self.error = "failed", reason(error)
 
     def __str__(self) -> str:
-        return f"member {self.number} ({show_point(self.point)}): {self.log.error or self.log.status}"
+        return f"member {self.number} ({show_point(self.point)}): {self.error or self.status}"
 
 
 class Group(NamedTuple):
@@ -115,7 +113,7 @@ def plan_members(experiment: Experiment[Any], points: Points) -> list[PlannedMem
             raise ConfigError(f"the config has no field {name!r} to sweep: {suggest(name, known)}.")
     members = []
     for number, point in enumerate(points):
-        member = PlannedMember(number, point, experiment)
+        member = PlannedMember(number=number, point=point, experiment=experiment)
         members.append(member)
         try:
             fields = {
@@ -174,7 +172,7 @@ class Loader:
 
 def plan_groups(members: Sequence[PlannedMember], load: Loader) -> tuple[list[Group], tuple[str, ...]]:
     """Returns the groups of members whose data load and whose program traces, others fail; and fields nothing reads."""
-    runnable = [member for member in members if member.log.unfinished]
+    runnable = [member for member in members if member.unfinished]
     names = list(dict.fromkeys(name for member in runnable for name in member.point))
     names = [name for name in names if name != NAME or hasattr(runnable[0].experiment.config, NAME)]
     varying = [name for name in names if _varies(runnable, name)]
@@ -185,7 +183,7 @@ def plan_groups(members: Sequence[PlannedMember], load: Loader) -> tuple[list[Gr
     read = {"batch_size", "num_steps", "seed"}
     for together in _split(runnable, [name for name in names if name not in traced]):
         _check(together, traced, load, read)
-        if valid := [member for member in together if member.log.unfinished]:
+        if valid := [member for member in together if member.unfinished]:
             candidates = [name for name in traced if _varies(valid, name)]
             static = _untraceable(valid[0], candidates, load, read)
             traceable = [name for name in candidates if name not in static]
@@ -212,7 +210,7 @@ def _check(members: Sequence[PlannedMember], traced: Sequence[str], load: Loader
             read.update(by_program | by_data)
         except Exception as error:
             member.fail(error)
-        return member.log.unfinished
+        return member.unfinished
 
     def value(member: PlannedMember, name: str) -> Any:
         return operator.attrgetter(name)(member.experiment.config)

@@ -106,15 +106,15 @@ class SweepPlan:
         left, eta = 0.0, self.halving.eta if self.halving else 1
         for group in self.groups:
             rung_ends = [self.rung_end(group, share) for share in self.rungs]
-            for log in (member.log for member in group.members):
-                ends = [end for end in rung_ends if end > log.step]
-                spans = (after - before for before, after in itertools.pairwise([log.step, *ends]))
-                left += sum(span / eta**rung for rung, span in enumerate(spans)) if log.unfinished else 0
+            for member in group.members:
+                ends = [end for end in rung_ends if end > member.step]
+                spans = (after - before for before, after in itertools.pairwise([member.step, *ends]))
+                left += sum(span / eta**rung for rung, span in enumerate(spans)) if member.unfinished else 0
         return round(left)
 
     def is_over(self, group: Group) -> bool:
         """Whether no member of a group is to be trained any further."""
-        return not any(member.log.unfinished for member in group.members)
+        return not any(member.unfinished for member in group.members)
 
     def trainer(self, group: Group) -> engine.Trainer:
         """The trainer of a group, opened if it was not yet: its data loaded, its vmap size chosen."""
@@ -124,7 +124,7 @@ class SweepPlan:
                 splits, _ = self.load(group.members[0])
             seed = self.points.points[0].get("seed", self.experiment.config.seed)
             members = engine.Members(
-                numbers=tuple(member.number for member in group.members),
+                num_members=len(group.members),
                 values=traced_values([member.experiment for member in group.members], group.traced),
                 member=functools.partial(with_values, first),
                 shared_seed=int(seed) if options.order == "shared" else None,
@@ -133,9 +133,9 @@ class SweepPlan:
                 thorough=options.plan_only,
                 plan=self.vmapped.get(group.number),
             )
-            logs = [member.log for member in group.members]
-            layout = members_layout(options, first.config.batch_size, len(logs))
-            trainer = engine.open_trainer(first, options, splits, layout, self.clock, logs=logs, members=members)
+            layout = members_layout(options, first.config.batch_size, members.num_members)
+            how: Any = {"logs": group.members, "members": members}
+            trainer = engine.open_trainer(first, options, splits, layout, self.clock, **how)
             assert trainer.vmapped is not None
             self.vmapped[group.number], self.open[group.number] = trainer.vmapped, trainer
         return self.open[group.number]
@@ -170,7 +170,7 @@ def plan_sweep(
         chosen = set(runnable[first:last])
         kept = [group._replace(members=tuple(m for m in group.members if m.number in chosen)) for group in groups]
         groups = [group._replace(number=n) for n, group in enumerate(group for group in kept if group.members)]
-        members = [m for m in members if m.number in chosen or (part == 1 and not m.log.unfinished)]
+        members = [m for m in members if m.number in chosen or (part == 1 and not m.unfinished)]
     return SweepPlan(experiment, points, halving, options, members, groups, unread, load, clock)
 
 
@@ -217,7 +217,7 @@ def members_layout(options: SweepOptions, batch_size: int, num_members: int) -> 
 
 def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
     """Rows of name and value for the sweep, before its first group."""
-    num_groups, failed = len(plan.groups), [member for member in plan.members if member.log.error is not None]
+    num_groups, failed = len(plan.groups), [member for member in plan.members if member.error is not None]
     groups = "1 group, one compilation" if num_groups == 1 else f"{num_groups} groups, a compilation each"
     devices = parallel.find_devices(plan.options.device)
     largest = max(plan.groups, key=lambda group: len(group.members))

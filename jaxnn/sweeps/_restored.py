@@ -21,7 +21,7 @@ class RestoredGroup(NamedTuple):
     """Members of one group, in the order of their rows."""
 
     folder: Path  # the directory of the sweep, or of the shard that trained it
-    facts: dict[str, Any]  # of the group, in ``sweep.json``
+    facts: dict[str, Any]  # of the group, in ``record.json``
     members: list[Member]
     programs: engine.Programs
     states: Any  # `HostStates`, ``[members, ...]``
@@ -41,7 +41,7 @@ def restored_groups(
     ``devices``; None: over all. RecordError if there is no checkpoint.
     """
     for folder in record.sweep_folders(path):
-        whole = record.read_sweep(folder)
+        whole = record.read_record(folder)
         for number, facts in enumerate(whole["groups"]):
             found = [member for member in members if member.index in facts["members"]]
             if not found:
@@ -58,10 +58,10 @@ def restored_groups(
                 splits = engine.load_data(each[0])
                 record.check_same_data(folder, facts["fingerprint"], record.data_fingerprint(splits), "sweep")
             values, make = traced_values(each, facts["traced"]), functools.partial(with_values, each[0])
-            given = engine.Members(tuple(member.index for member in found), values, make)
+            given = engine.Members(len(found), values, make)
             layout = members_layout(SweepOptions(devices=devices), each[0].config.batch_size, len(found))
             programs = engine.programs_of(each[0], splits, resident=resident, layout=layout, members=given)
-            checkpoints = record.Checkpoints(folder / record.GROUPS / f"{number}")
+            checkpoints = record.Checkpoints(record.states_folder(folder, whole, number))
             restored = checkpoints.restore_newest(engine.host_shapes(programs.shapes, len(facts["members"])))
             if restored is None:
                 raise RecordError(

@@ -1,5 +1,6 @@
 """Reads a sweep from its directory, or from the directories of its shards."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     """
     folders = [folder.absolute() for folder in record.sweep_folders(Path(path))]
     path = Path(path).absolute()
-    parts = [record.read_sweep(folder) for folder in folders]
+    parts = [record.read_record(folder) for folder in folders]
     _check_agreement(folders, parts)
     facts, members, lines = parts[0], dict[int, Member](), list[dict[str, Any]]()
     for index, point in enumerate(facts["points"] if folders != [path] else ()):
@@ -43,8 +44,9 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
         status = "running" if any(part["status"] == "running" for part in parts) else "interrupted"
     summary: dict[str, Any] = {}
     if ended := [part["summary"] for part in parts if part.get("summary")]:
-        summary = {name: sum(one[name] for one in ended) for name in ("seconds", "member_steps", "num_compilations")}
-        training = sum(one["spent"].get("train", 0.0) for one in ended)
+        summary = {name: sum(one.get(name, 0) for one in ended) for name in ("member_steps", "num_compilations")}
+        summary["seconds"] = dict(sum((Counter(one.get("seconds")) for one in ended), Counter()))
+        training = summary["seconds"].get("train")
         summary["member_steps_per_second"] = summary["member_steps"] / training if training else None
     return Sweep(
         members=tuple(members[index] for index in sorted(members)),
@@ -53,7 +55,7 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
             for axis in facts["axes"]
         ),
         lines=tuple(lines),
-        monitor=facts["monitor"],
+        monitor=facts["monitored"],
         higher_is_better=facts["higher_is_better"],
         directions=facts["directions"],
         status=status,
@@ -68,7 +70,7 @@ def _check_agreement(folders: Sequence[Path], parts: Sequence[Mapping[str, Any]]
     """Raises RecordError unless the shards in ``folders`` are of one sweep, trained by the same rules."""
 
     def rules(facts: Mapping[str, Any]) -> dict[str, Any]:
-        sweep = {name: facts[name] for name in ("axes", "points", "monitor")}
+        sweep = {name: facts[name] for name in ("axes", "points", "monitored")}
         return {**sweep, **facts["config"], **engine.deciding_options(SweepOptions, facts["options"])}
 
     first = rules(parts[0])
@@ -90,8 +92,6 @@ def _read_part(path: Path, facts: Mapping[str, Any]) -> tuple[dict[int, Member],
     # The first shard has the members that cannot be run.
     started |= set() if facts["options"].get("shard") else {*range(len(facts["points"]))}
     lines, reports = record.read_metrics(path), dict[int, list[dict[str, Any]]]()
-    if not all(isinstance(line.get("member"), int) for line in lines):
-        raise RecordError(f"{path / record.METRICS_FILE} holds a line without member: the record is damaged.")
     for line in lines:
         reports.setdefault(line["member"], []).append(line)
     for number in sorted(started | found.keys()) if facts["status"] == "finished" else ():
@@ -115,7 +115,7 @@ def _member(line: Mapping[str, Any], facts: Mapping[str, Any]) -> Member:
 
 
 def read_point(point: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a point of ``sweep.json``, whose content is ``facts``, with its values as they were given."""
+    """Returns a point of ``record.json``, whose content is ``facts``, with its values as they were given."""
     values = {axis["name"]: axis["values"] for axis in facts["axes"]}
     return {name: _swept_value(value, values.get(name, ())) for name, value in point.items()}
 

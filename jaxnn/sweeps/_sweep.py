@@ -45,7 +45,7 @@ class Sweep:
         directions: ``"min"`` or ``"max"`` for other metrics, as the task states it.
         status: ``planned``, ``running``, ``finished`` or ``interrupted``.
         dir: the directory of its record, or None.
-        summary: ``member_steps_per_second``, ``seconds``, ``num_compilations``; empty while it runs.
+        summary: ``member_steps_per_second``, ``seconds`` by what took them, ``num_compilations``; empty while it runs.
         experiment: what was swept, or None if it was read without.
         name: the option ``name``, or None.
     """
@@ -361,10 +361,10 @@ class Sweep:
             rows.append((axis.name, values))
         if rate := self.summary.get("member_steps_per_second"):
             rows.append(("throughput", f"{format_rate(rate)} member steps/s"))
-        if (seconds := self.summary.get("seconds")) is not None:
+        if seconds := self.summary.get("seconds"):
             compiled = self.summary.get("num_compilations", 0)
-            split = f" ({format_split(self.summary['spent'])})" if "spent" in self.summary else ""
-            rows.append(("time", f"{seconds:.2f} s{split}, {compiled} program{'s' * (compiled != 1)} compiled"))
+            split, programs = format_split(seconds), f"{compiled} program{'s' * (compiled != 1)}"
+            rows.append(("time", f"{sum(seconds.values()):.2f} s ({split}), {programs} compiled"))
         try:
             best = self.best()
             metrics = ", ".join(f"{name} {show(value)}" for name, value in best.final.items())

@@ -1,14 +1,21 @@
 """The directory of a sweep: what it holds, how a sweep is resumed from it, and the directories of its shards."""
 
 import dataclasses
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxnn import record
-from jaxnn.engine import MemberLog, Trainer, Trial, VmapPlan, evaluations_since_best, marked, recorded_options
-from jaxnn.observe import describe_devices
+from jaxnn.engine import (
+    MemberLog,
+    PopulationRecord,
+    Trainer,
+    Trial,
+    VmapPlan,
+    evaluations_since_best,
+    marked,
+    population_facts,
+)
 from jaxnn.run import check_same_config, continued_options, file_name_of
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _stored
@@ -19,24 +26,10 @@ from jaxnn.types import ConfigError, Experiment, RecordError
 
 
 @dataclasses.dataclass
-class SweepRecord:
-    """An open sweep directory, or None for a sweep that keeps no record, and the content of ``sweep.json``."""
+class SweepRecord(PopulationRecord):
+    """The open directory of a sweep, or None, and the content of ``record.json``; with ``members.jsonl``."""
 
-    directory: record.Record | None
-    facts: dict[str, Any]
     _members_written: bytes = b""
-
-    def describe(self, **facts: Any) -> None:
-        """Replaces ``sweep.json``, with these facts changed."""
-        self.facts |= facts
-        if self.directory is not None:
-            self.directory.write(record.SWEEP_FILE, self.facts)
-
-    def describe_group(self, number: int, **facts: Any) -> None:
-        """Replaces ``sweep.json``, with these facts of a group changed."""
-        groups = list(self.facts["groups"])
-        groups[number] = {**groups[number], **facts}
-        self.describe(groups=groups)
 
     def write_members(self, plan: SweepPlan) -> None:
         """Replaces ``members.jsonl``, unless it has this content already."""
@@ -52,18 +45,18 @@ class SweepRecord:
 
     def _members(self, plan: SweepPlan) -> Iterator[Member]:
         for planned in plan.members:
-            log, config = planned.log, record.config_json(planned.experiment.config)
-            if log.status == "failed":  # its experiment may be without its point
+            config = record.config_json(planned.experiment.config)
+            if planned.status == "failed":  # its experiment may be without its point
                 config |= {name: value for name, value in planned.point.items() if name in config}
             yield Member(
                 index=planned.number,
                 point=dict(planned.point),
                 config=config,
-                status=log.status,
-                step=log.step,
-                final=log.final,
-                best=_best_of(log, self.facts["monitor"], higher_is_better=self.facts["higher_is_better"]),
-                error=log.error if log.status == "failed" else None,
+                status=planned.status,
+                step=planned.step,
+                final=planned.final,
+                best=_best_of(planned, self.facts["monitored"], higher_is_better=self.facts["higher_is_better"]),
+                error=planned.error if planned.status == "failed" else None,
             )
 
     def results(self, plan: SweepPlan) -> Sweep:
@@ -71,8 +64,8 @@ class SweepRecord:
         return Sweep(
             members=tuple(self._members(plan)),
             axes=plan.points.axes,
-            lines=tuple({"member": member.number, **line} for member in plan.members for line in member.log.lines),
-            monitor=self.facts["monitor"],
+            lines=tuple({"member": member.number, **line} for member in plan.members for line in member.lines),
+            monitor=self.facts["monitored"],
             higher_is_better=self.facts["higher_is_better"],
             directions=self.facts["directions"],
             status=self.facts["status"],
@@ -82,36 +75,15 @@ class SweepRecord:
             name=self.facts["options"].get("name"),
         )
 
-    def open_group(self, number: int, trainer: Trainer) -> list[str]:
-        """Opens a group's store, restores its newest undamaged checkpoint; returns notes on changes and damage."""
+    def open(self, number: int, trainer: Trainer) -> list[str]:
+        """Opens a group and writes what is known of it; returns notes on changes and damage."""
         if self.directory is None:
             return []
-        trainer.open_store(self.directory, self.directory.path / record.GROUPS / f"{number}")
-        notes, facts = list[str](), self.facts["groups"][number]
-        before = None if trainer.options.resume is None else facts.get("fingerprint")
-        if before is not None:  # it was started
-            record.check_same_data(self.directory.path, before, trainer.fingerprint["data"], "sweep")
-            then, now = facts.get("implementations") or {}, trainer.programs.implementations
-            changed = record.changed_parts(before, trainer.fingerprint)
-            if changed := changed + record.changed_implementations(then, now):
-                facts["changed"] = [*facts.get("changed", []), *changed]
-                notes.append(f"continues, not bit for bit, since these changed: {'; '.join(changed)}")
-            _, damaged = trainer.restore(f"group {number + 1}")
-            if damaged:
-                self.describe(damaged=[*self.facts.get("damaged", []), *damaged])
-            notes += damaged
-        assert trainer.vmapped is not None
-        self.describe_group(
-            number,
-            vmap=trainer.vmapped._asdict() | {"trials": [trial._asdict() for trial in trainer.vmapped.trials]},
-            steps_per_call=trainer.plan.steps_per_call,
-            precision=trainer.programs.product_dtypes,
-            implementations=trainer.programs.implementations,
-            start=trainer.programs.start.as_json(),
-            fingerprint=trainer.fingerprint,
-            examples=record.describe_data(trainer.splits, trainer.programs.first_examples),
-        )
-        return notes
+        self.describe_group(number, trainer)
+        changed, damaged = self.open_group(number, trainer, f"group {number + 1}")
+        self.write()
+        notes = [f"continues, not bit for bit, since these changed: {'; '.join(changed)}"] if changed else []
+        return notes + damaged
 
 
 def new_sweep_dir(name: str) -> Path:
@@ -126,29 +98,15 @@ def origin_of(experiment: Experiment[Any]) -> dict[str, Any]:
 
 
 def sweep_facts(plan: SweepPlan, first: Trainer, origin: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of ``sweep.json`` from the start; ``first`` trains the first group."""
-    return {
-        **origin,
-        "name": plan.options.name or origin["name"] or first.splits.name,
-        "status": "running",
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "config": record.config_json(plan.experiment.config),
-        "axes": [vars(axis) for axis in plan.points.axes],
-        **design_facts(plan),
-        "monitor": first.monitored,
-        "higher_is_better": first.higher_is_better,
-        "directions": dict(first.programs.task.directions),
-        "options": recorded_options(plan.options),
-        "data": first.splits.name,
-        "unread": list(plan.unread),
-        "groups": [
-            {"static": dict(group.static), "traced": group.traced, "members": [m.number for m in group.members]}
-            for group in plan.groups
-        ],
-        "devices": describe_devices(),
-        "jax_flags": record.jax_flags(),
-        "summary": None,
-    }
+    """The content of ``record.json`` from the start; ``first`` trains the first group."""
+    script, name = {**origin}, plan.options.name or origin["name"] or first.splits.name
+    del script["name"]
+    groups = [
+        {"static": dict(group.static), "traced": group.traced, "members": [m.number for m in group.members]}
+        for group in plan.groups
+    ]
+    axes: Any = {"axes": [vars(axis) for axis in plan.points.axes], "unread": list(plan.unread)}
+    return population_facts(plan.experiment, plan.options, first, groups, name, script, **axes, **design_facts(plan))
 
 
 def design_facts(plan: SweepPlan) -> dict[str, Any]:
@@ -166,13 +124,13 @@ def _best_of(log: MemberLog, monitored: str, *, higher_is_better: bool) -> dict[
 
 
 def read_before(path: Path) -> dict[str, Any]:
-    """The content of ``sweep.json`` in ``path``."""
+    """The content of ``record.json`` of the sweep in ``path``."""
     if record.sweep_folders(path) != [path]:
         raise RecordError(f"{path} holds the shards of a sweep: resume each of them with --resume {path} --shard I/N.")
-    facts = {"halving": None, **record.read_sweep(path)}
+    facts = {"halving": None, **record.read_record(path)}
     swept = {axis["name"] for axis in facts["axes"]}
     if any(set(point) - swept for point in facts["points"]):
-        raise RecordError(f"{path / record.SWEEP_FILE} has points that do not fit its axes: the record is damaged.")
+        raise RecordError(f"{path / record.RECORD_FILE} has points that do not fit its axes: the record is damaged.")
     return facts
 
 
@@ -187,7 +145,7 @@ def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment
 
 
 def options_of_record(options: SweepOptions, before: Mapping[str, Any] | None) -> SweepOptions:
-    """The ``options``, with recorded ones where none are given: of a resumed sweep, whose ``sweep.json`` is ``before``.
+    """The ``options``, with those recorded ``before`` where none are given: of a resumed sweep.
 
     A new shard has the options of another shard of its sweep, if one was started. ConfigError if one that is given and
     differs decides results.
@@ -221,17 +179,15 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
             f"the members of the sweep in {path} form other groups than when it was started: undo what was changed in "
             "the experiment since, or start a new sweep."
         )
-    recorded, lines = _stored.open_sweep(path), dict[int, list[dict[str, Any]]]()
-    for line in recorded.lines:
-        lines.setdefault(line["member"], []).append(record.without_member(line))
+    recorded = _stored.open_sweep(path)
     closed = {n for g in before["groups"] for n in g["members"] if g.get("closed") or before["status"] == "finished"}
     planned = {member.number: member for member in plan.members}
     for member in recorded.members:
         # Failed members are tried again, if they can be built; the rest is restored from their group's checkpoint.
         done = member.index in closed and member.status in _stored.ENDED and member.status != "failed"
         if member.index in planned and (done or member.status == "pruned"):
-            log = planned[member.index].log
-            log.status, log.lines = member.status, lines.get(member.index, [])
+            log = planned[member.index]
+            log.status, log.lines = member.status, record.reports_of(recorded.lines, member.index)
     options = before["options"]
     if any(options[name] != getattr(plan.options, name) for name in ("vmap_size", "steps_per_call")):
         return
@@ -243,12 +199,12 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
             if max(found.size, *(trial.size for trial in trials), 1) > max(
                 len(group.members), options["vmap_size"] or 1
             ):
-                raise RecordError(f"{path / record.SWEEP_FILE} has a vmap size of more members than a group has.")
+                raise RecordError(f"{path / record.RECORD_FILE} has a vmap size of more members than a group has.")
             plan.vmapped[group.number] = found
 
 
 def _check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None:
-    """Confirms that ``plan`` is the sweep of the ``sweep.json`` in ``where``, or of another shard of it."""
+    """Confirms that ``plan`` is the sweep of the ``record.json`` in ``where``, or of another shard of it."""
     check_same_config(before["config"], plan.experiment.config, "sweep", where)
     now = record.jsonable(design_facts(plan))
     for name in ("points", "halving"):
@@ -275,7 +231,7 @@ def with_shard_dir(options: SweepOptions) -> SweepOptions:
     shared = options.resume or options.run_dir
     if shared is None:
         raise ConfigError("the shards of a sweep share a directory: give all of them the same run_dir.")
-    if (shared / record.SWEEP_FILE).is_file():
+    if (shared / record.RECORD_FILE).is_file():
         if options.resume is not None:
             # The directory of the shard itself; that of a sweep without shards is refused with the options.
             return options

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxnn import run as runs
-from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, closing_writers, train
+from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, closing_writers, continued_facts, train
 from jaxnn.observe import Clock, short_path
 from jaxnn.parallel import computing_on
 from jaxnn.record import WriterFacts, Writers, check_vacant, create_run_dir, open_record, preload_orbax
@@ -59,15 +59,16 @@ def sweep_here(
             if options.plan_only:
                 return _plan_only(plan, display, origin)
             # Before anything is written: errors of the options are found when a group is opened.
-            facts = before or sweep_facts(plan, _first_trainer(plan), origin)
+            facts = before and continued_facts(before, plan.experiment, options, origin)
+            facts = facts or sweep_facts(plan, _first_trainer(plan), origin)
         # From here on there is something to save, and a record to complete.
         with interruption.finishing("the current window"), contextlib.ExitStack() as opened:
-            record = SweepRecord(None, facts)
+            record = SweepRecord(None, facts, before)
             if options.record:
                 path = options.resume or create_run_dir(options.run_dir or new_sweep_dir(facts["name"]))
                 record.directory = opened.enter_context(open_record(path))
             # A sweep that is over is loaded, not run: its record stays as it is.
-            if facts["status"] != "finished" or not all(map(plan.is_over, plan.groups)):
+            if before is None or before["status"] != "finished" or not all(map(plan.is_over, plan.groups)):
                 run = SweepRun(plan, record, interruption, display, writers)
                 aloud = options.progress != "none"
                 watch = runs.watching(clock, run.flight, options.stall_after, aloud=aloud, interruption=interruption)
@@ -113,15 +114,15 @@ class SweepRun:
     ) -> None:
         self.plan, self.record, self.interruption, self.display = plan, record, interruption, display
         self.writers = writers
-        self.monitored, self.higher_is_better = record.facts["monitor"], record.facts["higher_is_better"]
+        self.monitored, self.higher_is_better = record.facts["monitored"], record.facts["higher_is_better"]
         self.member_steps = 0
-        self.compilations: list[dict[str, Any]] = []
+        self.compilations: list[tuple[int, Any]] = []
         self.flight = Flight()
         self._shown: set[int] = set()
 
     def train(self) -> None:
-        """Trains every group rung by rung; ``sweep.json`` has the status, after errors too."""
-        self.record.describe(status=RUNNING)
+        """Trains every group rung by rung; ``record.json`` has the status, after errors too."""
+        self.record.write(status=RUNNING)
         self.record.write_members(self.plan)
         facts = self.record.facts
         path = None if self.record.directory is None else self.record.directory.path
@@ -156,7 +157,7 @@ class SweepRun:
                 if group.number not in self._shown:
                     self._shown.add(group.number)
                     self.display.rows(group_rows(plan, group))
-                    for note in self.record.open_group(group.number, trainer):
+                    for note in self.record.open(group.number, trainer):
                         self.display.say(f"  {note}")
                 shape = trainer.shape(trainer.block)
                 if any(log.unfinished and log.step < until for log in trainer.logs):
@@ -169,7 +170,7 @@ class SweepRun:
             if shared or (len(plan.groups) == 1 and not isinstance(error, FAILURES)):
                 raise
             for member in group.members:
-                if member.log.unfinished:
+                if member.unfinished:
                     member.fail(error)
             self.display.say(f"  group {group.number + 1} failed: {reason(error)}")
             if group.number in plan.open:
@@ -184,15 +185,15 @@ class SweepRun:
         if share == 1.0 and plan.is_over(group):
             # Only what is on the disk counts as over: a killed sweep is resumed from there.
             self._close(group.number)
-            self.record.describe_group(group.number, closed=True)
+            self.record.set_group(group.number, closed=True)
+            self.record.write()
             self.record.write_members(plan)
 
     def _close(self, number: int) -> None:
         """Drops a group and its programs, keeps their ledger, and waits for its checkpoints."""
         trainer = self.plan.open.pop(number)
         trainer.programs.spec.feed.close()
-        for compilation in trainer.programs.ledger:
-            self.compilations.append({"group": number, **dataclasses.asdict(compilation)})
+        self.compilations += [(number, compilation) for compilation in trainer.programs.ledger]
         if trainer.checkpoints is not None:
             with self.plan.clock.span("checkpoint"):
                 trainer.checkpoints.close()
@@ -202,11 +203,11 @@ class SweepRun:
         self.member_steps += num_updates
         if window.saved:
             self.record.write_members(plan)
-        done, left = sum(member.log.step for member in plan.members), plan.num_left
+        done, left = sum(member.step for member in plan.members), plan.num_left
         place = f"group {group.number + 1}/{len(plan.groups)}  " if len(plan.groups) > 1 else ""
-        numbers = count_by_status(member.log for member in plan.members)
-        kept = [member for member in plan.members if member.log.status not in LOST]
-        latest = [(member.log.values(self.monitored)[-1:], member.point) for member in kept]
+        numbers = count_by_status(plan.members)
+        kept = [member for member in plan.members if member.status not in LOST]
+        latest = [(member.values(self.monitored)[-1:], member.point) for member in kept]
         if finite := [(values[0], point) for values, point in latest if values and math.isfinite(values[0])]:
             value, point = (max if self.higher_is_better else min)(finite, key=operator.itemgetter(0))
             extreme = f"{'highest' if self.higher_is_better else 'lowest'} {self.monitored.replace('_', ' ')}"
@@ -222,20 +223,20 @@ class SweepRun:
         assert plan.halving is not None
         # Ranked by what they reported there, so that a resumed sweep decides the same.
         ends = {member.number: plan.rung_end(group, share) for group in plan.groups for member in group.members}
-        reports = ((member, line) for member in plan.members for line in member.log.lines if self.monitored in line)
+        reports = ((member, line) for member in plan.members for line in member.lines if self.monitored in line)
         values = {m.number: line[self.monitored] for m, line in reports if line["step"] == ends.get(m.number)}
         # Of all that were to reach the rung: a member that diverged leaves its place to the next best.
         total, reduced = sum(len(group.members) for group in plan.groups), plan.halving.eta ** plan.rungs.index(share)
         number = -(-total // reduced)
         kept = plan.halving.survivors(values, higher_is_better=self.higher_is_better, num_started=number)
         for member in plan.members:
-            if member.number in values and member.number not in kept and member.log.unfinished:
-                member.log.status = "pruned"
+            if member.number in values and member.number not in kept and member.unfinished:
+                member.status = "pruned"
         self.record.write_members(plan)
 
     def _complete(self) -> None:
         """Closes the open groups, and writes the outcome."""
-        plan, logs = self.plan, [member.log for member in self.plan.members]
+        plan, logs = self.plan, self.plan.members
         for number in list(plan.open):
             self._close(number)
         unfinished = any(log.unfinished for log in logs)
@@ -243,20 +244,18 @@ class SweepRun:
             if log.status == RUNNING:
                 log.status = "interrupted"
         self.record.write_members(plan)
-        if self.record.directory is not None:
-            self.record.directory.write("compiles.json", self.compilations)
+        self.record.write_compilations(self.compilations)
         spent = plan.clock.seconds
         training = spent.get("train", 0.0)
         summary = {
-            "seconds": sum(spent.values()),
-            "spent": spent,
+            "seconds": dict(spent),
             "member_steps": self.member_steps,
             "member_steps_per_second": self.member_steps / training if training else None,
             "num_compilations": len(self.compilations),
             "members": Counter(log.status for log in logs),
             "stalls": [dataclasses.asdict(stall) for stall in self.flight.stalls],
         }
-        self.record.describe(status="interrupted" if unfinished else "finished", summary=summary)
+        self.record.write(status="interrupted" if unfinished else "finished", summary=summary)
         if not unfinished and self.writers.take_media and (results := self.record.results(plan)).lines:
             self.writers.media("sweep", results.plot(), max(log.step for log in logs))
 

@@ -107,12 +107,12 @@ ERRORS = {
     f"--num-steps {'9' * 20}": "num_steps is 9+, and must be below",
     f"--resume {'x' * 300}": ".?x+.*File name too long",
     "--run-dir a\udcffb": r"a\\udcffb is not UTF-8",
-    "--resume a\x1b[2J\nb": r"a\\x1b\[2J\\nb holds no run",
+    "--resume a\x1b[2J\nb": r"a\\x1b\[2J\\nb holds no record",
     "--monitor-mode up": ".*'up'.*--monitor-mode.*auto.*min.*max",
     "--mesh model=2": ".*model=2, and nothing is",
     "evalaute runs": "there is no command 'evalaute': did you mean 'evaluate'",
     "sweep --learning-rate 0.1,0.2": ".*separate values by spaces, as 0.1 0.2",
-    "evaluate nowhere": ".*nowhere holds no run",
+    "evaluate nowhere": ".*nowhere holds no record",
 }
 
 
@@ -157,7 +157,7 @@ def test_commands_of_a_script_get_the_run_and_flags(finished, tmp_path, capsys):
     main([*QUICK, "--no-record", "--learning-rate", "0.25", "--num-steps", "10"])
     assert calls == [(20, "abab"), (10, "none")]
     capsys.readouterr()
-    assert "holds no run" in shell.fails(capsys, main, "repeat", tmp_path)
+    assert "holds no record" in shell.fails(capsys, main, "repeat", tmp_path)
 
 
 GPT = jn.models.GPT(4, num_layers=1, features=8, num_heads=1, max_length=6)
@@ -271,14 +271,14 @@ def test_runs_are_listed_with_damaged_ones_and_shown(finished, tmp_path, capsys)
     killed = {name: value for name, value in facts.items() if name != "summary"} | {"status": "running"}
     for name, text in (("damaged", '{"status": '), ("complete", json.dumps(facts)), ("killed", json.dumps(killed))):
         (folder / name).mkdir(parents=True)
-        (folder / name / "run.json").write_text(text)
+        (folder / name / "record.json").write_text(text)
     (folder / "complete" / "metrics.jsonl").write_bytes((finished.dir / "metrics.jsonl").read_bytes())
     rows = {Path(line.split()[0]).name: line for line in output(capsys, "runs", folder).splitlines()[1:]}
     assert "finished" in rows["complete"] and "20/20" in rows["complete"] and "test_loss" in rows["complete"]
     assert "interrupted" in rows["killed"] and "0/20" in rows["killed"]
     assert "unreadable" in rows["damaged"]
     text = output(capsys, "show", finished.dir)
-    for words in ("finished", "learning_rate 0.25", facts["fingerprint"]["program"], "test_loss", "jax "):
+    for words in ("finished", "learning_rate 0.25", facts["groups"][0]["fingerprint"]["program"], "test_loss", "jax "):
         assert words in text
     seconds = sum(facts["summary"]["seconds"].values())
     assert re.search(rf"^time +{seconds:.2f} s \(", text, re.MULTILINE)
@@ -286,13 +286,11 @@ def test_runs_are_listed_with_damaged_ones_and_shown(finished, tmp_path, capsys)
 
 @pytest.fixture
 def sweeps(tmp_path: Path, finished: jn.Run) -> Path:
-    """A folder with a run, and two sweeps of which the older one has a run directory of a member."""
+    """A folder with a run and two sweeps."""
     folder = tmp_path / "runs"
-    older = swept.sweep(folder / "older", {(0.1, 0): 1.0, (0.1, 1): 3.0, (0.2, 0): None}, "learning_rate", "seed")
-    assert older.dir is not None
-    for run in (folder / "alone", older.dir / "members" / "0000"):
-        run.mkdir(parents=True)
-        (run / "run.json").write_bytes((finished.dir / "run.json").read_bytes())
+    swept.sweep(folder / "older", {(0.1, 0): 1.0, (0.1, 1): 3.0, (0.2, 0): None}, "learning_rate", "seed")
+    (folder / "alone").mkdir(parents=True)
+    (folder / "alone" / "record.json").write_bytes((finished.dir / "record.json").read_bytes())
     losses = {(0.1, 0): 0.9, (0.1, 1): 2.8}
     swept.sweep(folder / "newer", losses, "learning_rate", "seed", started="2999-01-01T00:00:00+0000")
     return folder
@@ -300,18 +298,17 @@ def sweeps(tmp_path: Path, finished: jn.Run) -> Path:
 
 def test_sweep_is_one_row_among_the_runs(sweeps, capsys):
     (sweeps / "damaged").mkdir()
-    (sweeps / "damaged" / "sweep.json").write_text("{")
+    (sweeps / "damaged" / "record.json").write_text("{")
     rows = output(capsys, "runs", sweeps).splitlines()[1:]
     assert [Path(row.split()[0]).name for row in rows] == ["damaged", "older", "alone", "newer"]
-    assert "unreadable" in rows[0] and "sweep.json cannot be read" in rows[0]
+    assert "unreadable" in rows[0] and "record.json cannot be read" in rows[0]
     assert "finished, sweep of 3: 2 finished, 1 diverged" in rows[1] and "1,234" in rows[1]
     assert "best train_loss 0.5, test_loss 1.0, test_accuracy 0.9" in rows[1]
-    for place, words in (("older", "sweep of 3"), ("older/members", "0000")):
-        (row,) = output(capsys, "runs", sweeps / place).splitlines()[1:]
-        assert words in row
+    assert len(output(capsys, "runs", sweeps / "older").splitlines()) == 2
     axes = [{"name": "seed", "values": [0, 1], "scale": "nominal"}]
     for seed in (0, 1):  # shards alone are one row
-        swept.write(sweeps / "x" / "s" / "shards" / str(seed), [swept.member(seed, {"seed": seed}, 1.0)], axes=axes)
+        shard = {"axes": axes, "points": [{"seed": 0}, {"seed": 1}], "options": {"shard": "1/2"}}
+        swept.write(sweeps / "x" / "s" / "shards" / str(seed), [swept.member(seed, {"seed": seed}, 1.0)], **shard)
     (row,) = output(capsys, "runs", sweeps / "x").splitlines()[1:]
     assert row.split()[0] == str(sweeps / "x" / "s") and "sweep of 2: 2 finished" in row
 
@@ -345,10 +342,10 @@ def test_plot_draws_runs_and_sweeps(finished, sweeps, tmp_path, capsys):
 
 
 WRONG_COMMANDS = {
-    "show nowhere": "nowhere holds no run",
+    "show nowhere": "nowhere holds no record",
     "show": "Missing from jaxnn show: PATH",
     f"show {'x' * 300}": ".?x+.*File name too long",
-    "show a\x1b[2J": r"a\\x1b\[2J holds no run",
+    "show a\x1b[2J": r"a\\x1b\[2J holds no record",
     "runs nowhere": "no runs below nowhere",
     "plan nowhere.py": ".*nowhere.py is not a file",
     "device": ".*device; .*devices, runs, show",
@@ -365,7 +362,7 @@ def test_errors_of_the_command_are_one_line(capsys):
 def test_command_is_a_module_and_exits_with_a_status(tmp_path):
     done = shell.python("-m", "jaxnn", "show", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: {tmp_path} holds no run") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"error: {tmp_path} holds no record") and done.stderr.count("\n") == 1
 
 
 # With a task, a training step or an environment of their own, or two experiments.

@@ -51,25 +51,24 @@ def parts() -> ModuleType:
     return module
 
 
-ALONE = [(5, None), (10, None)]
+ALONE = [(5, 0), (10, 0)]
 BOTH = [(5, 0), (5, 1), (10, 0), (10, 1)]
 
 
-def steps(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, int | None]]:
+def steps(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
     """The steps and members that reported."""
-    return [(row["step"], row.get("member")) for row in rows]
+    return [(row["step"], row["member"]) for row in rows]
 
 
 @pytest.mark.parametrize(
-    ("words", "name", "expected"),
-    [([], "run.json", ALONE), (["sweep", "--seed", "0", "1", "--vmap-size", "2"], "sweep.json", BOTH)],
+    ("words", "expected"), [([], ALONE), (["sweep", "--seed", "0", "1", "--vmap-size", "2"], BOTH)]
 )
 @pytest.mark.several_devices
-def test_command_line_takes_all_three_by_name(parts, tmp_path, words, name, expected):
+def test_command_line_takes_all_three_by_name(parts, tmp_path, words, expected):
     jn.main(tiny.experiment(), [*words, *FLAGS, *OWN, "--run-dir", str(tmp_path / "record")])
     assert steps(parts.table.rows) == expected and parts.table.closed == 1
     assert parts.table.rows == tiny.lines(tmp_path / "record")
-    options = tiny.read(tmp_path / "record", name)["options"]
+    options = tiny.read(tmp_path / "record")["options"]
     assert (options["strategy"], options["stop"]) == (STRATEGY, f"{__name__}:rule")
 
 
@@ -265,7 +264,7 @@ def test_parameters_start_from_given_ones(tmp_path):
     still = layered(optimizer=lambda config: optax.sgd(0.0), params=lambda config: given)
     run = tiny.fit(still, tmp_path / "run", **TWO_CALLS)
     np.testing.assert_array_equal(run.state.params["Dense_0"]["kernel"], kernel)
-    start = tiny.read(tmp_path / "run")["start"]
+    start = tiny.read(tmp_path / "run")["groups"][0]["start"]
     assert start["taken"] == ["params/Dense_0/kernel"] and start["unused"] == ["params/other/bias"]
     assert start["new"] == [f"params/Dense_{name}" for name in ("0/bias", "1/bias", "1/kernel")]
     assert start["fingerprint"]

@@ -219,7 +219,7 @@ def test_swept_fields_that_nothing_reads_are_named(tmp_path):
     with pytest.warns(UserWarning, match="nothing reads.* 'decay'") as caught:
         sweep(experiment, jn.grid(decay=[0.1, 0.2]), record=True, run_dir=tmp_path / "sweep")
     assert [one.filename for one in caught] == [__file__], "once, and at the caller"
-    assert tiny.read(tmp_path / "sweep", "sweep.json")["unread"] == ["decay"]
+    assert tiny.read(tmp_path / "sweep")["unread"] == ["decay"]
 
 
 def test_swept_fields_from_which_the_config_derives_others_are_read():

@@ -281,7 +281,7 @@ def test_an_accelerator_compiles_nothing_to_measure_and_starts_on_the_cpu(monkey
     assert {(one["name"], one["cause"]) for one in programs} == {
         *(("initialise", "start"), ("train 10 steps", "start"), ("evaluate test", "start"))
     }
-    (group,) = tiny.read(tmp_path / "sweep", "sweep.json")["groups"]
+    (group,) = tiny.read(tmp_path / "sweep")["groups"]
     assert group["vmap"]["size"] == 5
     assert {device.id for leaf in jax.tree.leaves(run.state) for device in leaf.devices()} == {0}
     # A CPU's random numbers.

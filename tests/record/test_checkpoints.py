@@ -118,8 +118,10 @@ def test_each_layout_loads_checkpoints_of_others(run_dir):
 READ = """
 import os
 os.chdir("/")
-assert jax.device_count() == 1 and metrics[-1]["step"] == step == int(state["step"])
 import jaxnn as jn
+opened = jn.open_run(sweep, member=3)
+jax.tree.map(np.testing.assert_array_equal, opened.state._asdict(), dict(of_member))
+assert [line["train_loss"] for line in lines] == opened.metrics["train_loss"].tolist()
 again = jn.load_checkpoint(run)
 np.testing.assert_array_equal(again["params"]["kernel"], state["params"]["kernel"])
 print(jax.tree.structure(again) == jax.tree.structure(state), type(state["params"]["kernel"]).__name__)
@@ -127,11 +129,14 @@ print(jax.tree.structure(again) == jax.tree.structure(state), type(state["params
 
 
 @pytest.mark.slow
-def test_documented_recipe_reads_on_one_device_what_four_saved(run_dir):
+def test_documented_recipes_read_on_one_device_what_four_saved_and_a_member(run_dir, tmp_path):
     text = (shell.ROOT / "docs" / "records.md").read_text()
-    (recipe,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "orbax" in block)
-    code = recipe.replace("/abs/path/runs/…", str(run_dir)).replace("4000", str(len(LAYOUTS) - 1))
-    assert code != recipe
+    code = "\n".join(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "ocp" in block)
+    swept = jn.sweep(tiny.experiment(), jn.grid(seed=range(4)), run_dir=tmp_path / "swept", **tiny.MEMBERS)
+    names = {"/abs/path/runs/…/sweep-…": swept.dir, "/abs/path/runs/…": run_dir, "4000": len(LAYOUTS) - 1}
+    for name, value in names.items():
+        assert name in code
+        code = code.replace(name, str(value))
     done = shell.python("-W", "ignore", "-c", code + READ, JAX_NUM_CPU_DEVICES="1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["True", "ndarray"]

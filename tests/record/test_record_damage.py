@@ -44,7 +44,7 @@ def resume(path: Path, **options: Any) -> jn.Run:
     return tiny.fit(tiny.experiment(num_steps=40), resume=path, **options)
 
 
-def change(path: Path, name: str = "run.json", **changes: Any) -> None:
+def change(path: Path, name: str = "record.json", **changes: Any) -> None:
     (path / name).write_text(json.dumps(tiny.read(path, name) | changes))
 
 
@@ -64,7 +64,7 @@ def test_metrics_are_cut_where_their_damage_begins(undamaged, tmp_path, damage, 
     whole, file = (undamaged / "metrics.jsonl").read_bytes(), tmp_path / "metrics.jsonl"
     file.write_bytes(found := b"".join(damage(whole.splitlines(keepends=True))))
     noted = {"lines": 4, "sha256": hashlib.sha256(whole).hexdigest()}
-    kept, digest, message = rewind_metrics(Record(tmp_path, None), lambda line: 20, noted, "step 20")
+    kept, digest, message = rewind_metrics(Record(tmp_path, None), lambda line: 20, noted, "step 20", (0,))
     assert [line["step"] for line in kept] == [line["step"] for line in tiny.lines(tmp_path)] == left
     assert (digest.lines, digest.sha256) == (len(left), hashlib.sha256(file.read_bytes()).hexdigest())
     assert message is not None and f"{file} is damaged up to step 20" in message and words in message
@@ -74,7 +74,7 @@ def test_metrics_are_cut_where_their_damage_begins(undamaged, tmp_path, damage, 
 
 def test_training_resumes_with_damaged_metrics(halved, capsys):
     lines = (halved / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    after = b'{"step": 25, "train_loss": 7.0}\n{"st'  # the checkpoint: no damage
+    after = b'{"step": 25, "member": 0, "train_loss": 7.0}\n{"st'  # the checkpoint: no damage
     (halved / "metrics.jsonl").write_bytes(b"".join([lines[0], *lines[2:], after]))
     run = resume(halved, progress="plain")
     assert run.metrics["step"].tolist() == [line["step"] for line in tiny.lines(halved)] == [5, 15, 20, 25, 30, 35, 40]
@@ -114,9 +114,8 @@ def test_run_without_checkpoints_is_refused_if_it_saved_some_and_starts_again_if
     with pytest.raises(RecordError, match="metrics up to step 20 but no checkpoint"):
         resume(halved)
     assert contents(halved) == before
-    facts = tiny.read(halved)
-    killed = {name: facts[name] for name in facts if name not in ("summary", "checkpoints")} | {"status": "running"}
-    (halved / "run.json").write_text(json.dumps(killed))
+    (group,) = tiny.read(halved)["groups"]
+    change(halved, status="running", summary=None, groups=[group | {"checkpoints": []}])
     reported = (halved / "metrics.jsonl").read_bytes()
     resume(halved, progress="plain")
     assert "no checkpoint" in capsys.readouterr().out
@@ -143,7 +142,7 @@ def fields(value: Any, *place: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def test_fields_that_are_missing_or_of_another_kind_are_one_line_and_end_no_list(halved, sweep, tmp_path, capsys):
-    for file in (halved / "run.json", sweep / "sweep.json", sweep / "members.jsonl", halved / "metrics.jsonl"):
+    for file in (halved / "record.json", sweep / "record.json", sweep / "members.jsonl", halved / "metrics.jsonl"):
         text = file.read_text()
         first, *others = text.splitlines() if file.suffix == ".jsonl" else [text]
         for number, (*way, last) in enumerate(fields(json.loads(first))):
@@ -163,11 +162,15 @@ def test_fields_that_are_missing_or_of_another_kind_are_one_line_and_end_no_list
 
 def test_damaged_options_are_named_by_resume(halved):
     facts = tiny.read(halved)
+
+    def grouped(**changes: Any) -> dict[str, Any]:
+        return {"groups": [facts["groups"][0] | changes]}
+
     options = {name: value for name, value in facts["options"].items() if name != "keep_last"}
-    damages = [("steps_per_call", {"steps_per_call": value}) for value in (2.5, True, "8", -1, 2**40)]
+    damages = [("steps_per_call", grouped(steps_per_call=value)) for value in (2.5, True, "8", -1, 2**40)]
     damages += [(name, {"options": facts["options"] | {name: -1}}) for name in ("stop", "patience", "devices", "mesh")]
-    for words, changes in (*damages, ("layout.strategy", {"layout": {}}), ("keep_last", {"options": options})):
-        (halved / "run.json").write_text(json.dumps(facts | changes))
+    for words, changes in (*damages, ("layout.strategy", grouped(layout={})), ("keep_last", {"options": options})):
+        (halved / "record.json").write_text(json.dumps(facts | changes))
         with pytest.raises(RecordError, match=words):
             resume(halved)
 
@@ -191,10 +194,10 @@ def test_control_characters_of_a_record_are_escaped(halved, sweep, tmp_path, cap
     evil = "\x1b]0;mine\x07\x1b[2J\u202e"
     for holder, key in ((facts, "name"), (facts["config"], evil), (facts["devices"]["devices"][0], "kind")):
         holder[key] = evil
-    (halved / "run.json").write_text(json.dumps(facts | {"status": evil}))
+    (halved / "record.json").write_text(json.dumps(facts | {"status": evil}))
     lines = tiny.lines(halved)
     (halved / "metrics.jsonl").write_text("".join(json.dumps(line | {f"test_{evil}": 1}) + "\n" for line in lines))
-    change(sweep, "sweep.json", status=evil)
+    change(sweep, "record.json", status=evil)
     for words in (["show", halved], ["show", sweep], ["runs", tmp_path], ["compare", halved, sweep], ["show", evil]):
         with contextlib.suppress(SystemExit):
             main(list(map(str, words)))
@@ -228,24 +231,24 @@ def failing(number: int) -> Any:
 
 def test_files_that_do_not_fit_leave_the_old_ones(tmp_path, monkeypatch):
     with open_record(tmp_path) as record:
-        record.report({"step": 1})
-        record.write("run.json", {"status": "running"})
+        record.report({"step": 1, "member": 0})
+        record.write("record.json", {"status": "running"})
         with limited(20), pytest.raises(RecordError, match=r"metrics\.jsonl cannot be written \(File too large\)"):
             record.report({"step": 2}, {"step": 3})
-        with limited(20), pytest.raises(RecordError, match=r"run\.json cannot be written .* is intact\.$"):
-            record.write("run.json", {"status": "finished", "more": list(range(9))})
+        with limited(20), pytest.raises(RecordError, match=r"record\.json cannot be written .* is intact\.$"):
+            record.write("record.json", {"status": "finished", "more": list(range(9))})
         for number, words in ((errno.ENOSPC, "No space left.*free disk space"), (errno.EIO, "check that the folder")):
             with monkeypatch.context() as patched, pytest.raises(RecordError, match=words):
                 patched.setattr(os, "fsync", failing(number))
-                record.write("run.json", {"status": "finished"})
-        assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
-        record.report({"step": 2})
-        with (tmp_path / "run.json").open() as reader:
-            record.write("run.json", {"status": "finished"})
+                record.write("record.json", {"status": "finished"})
+        assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "member": 0}\n'
+        record.report({"step": 2, "member": 0})
+        with (tmp_path / "record.json").open() as reader:
+            record.write("record.json", {"status": "finished"})
             assert json.load(reader) == {"status": "running"}, "a reader sees the old file or the new one"
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
-    assert json.loads((tmp_path / "run.json").read_text()) == {"status": "finished"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "metrics.jsonl", "run.json"]
+    assert json.loads((tmp_path / "record.json").read_text()) == {"status": "finished"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "metrics.jsonl", "record.json"]
 
 
 def state_of(num_bytes: int) -> TrainState:

@@ -22,11 +22,11 @@ from tests.record.files import contents
 
 def test_json_has_nan_and_infinities_by_name(tmp_path):
     with open_record(tmp_path) as opened:
-        opened.report({"step": 1, "train_loss": math.nan, "test_loss": -math.inf, "rate": np.float32(0.5)})
+        opened.report({"member": 0, "step": 1, "train_loss": math.nan, "test_loss": -math.inf, "rate": np.float32(0.5)})
     (text,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     # parse_constant is called for NaN and infinities, which are not JSON.
     found = json.loads(text, parse_constant=pytest.fail)
-    assert found == {"step": 1, "train_loss": "nan", "test_loss": "-inf", "rate": 0.5}
+    assert found == {"member": 0, "step": 1, "train_loss": "nan", "test_loss": "-inf", "rate": 0.5}
     (line,) = record.read_metrics(tmp_path)
     assert math.isnan(line["train_loss"]) and line["test_loss"] == -math.inf
     plain = jsonable({"a": (1, np.int64(2), np.bool_(True), None, True, Path("x/y")), 3: [np.float32(0.5)]})
@@ -35,10 +35,10 @@ def test_json_has_nan_and_infinities_by_name(tmp_path):
 
 def test_torn_last_line_is_dropped_and_damaged_ones_are_named(tmp_path):
     assert record.read_metrics(tmp_path) == []
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"step": 3, "train_l')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "member": 0}\n{"step": 2, "member": 0}\n{"step": 3, "train_l')
     assert [line["step"] for line in record.read_metrics(tmp_path)] == [1, 2]
     for text, words in (
-        ('{"step": 1}\n{"st\n{"step": 3}\n', "line 2 .Unterminated string"),
+        ('{"step": 1, "member": 0}\n{"st\n{"step": 3}\n', "line 2 .Unterminated string"),
         ("\xff\n", "line 1 .*can't decode"),
     ):
         (tmp_path / "metrics.jsonl").write_bytes(text.encode("latin-1"))
@@ -76,8 +76,8 @@ def test_directory_taken_just_before_the_lock_is_not_overwritten(tmp_path, monke
     lock, taken = fcntl.flock, {"name": "of another process"}
 
     def late(file: Any, kind: int) -> None:
-        if kind & fcntl.LOCK_EX and not (tmp_path / "run" / "run.json").exists():
-            write_json(tmp_path / "run" / "run.json", taken)
+        if kind & fcntl.LOCK_EX and not (tmp_path / "run" / "record.json").exists():
+            write_json(tmp_path / "run" / "record.json", taken)
         lock(file, kind)
 
     monkeypatch.setattr(fcntl, "flock", late)
@@ -93,7 +93,7 @@ def test_occupied_directory_is_refused_and_an_empty_one_taken(tmp_path):
     assert len(paths) == 3 and all(path.parent == tmp_path / "tiny" for path in paths)
     # A process that was killed at its start leaves these.
     (path := tmp_path / "killed").mkdir()
-    for name in (".lock", "metrics.jsonl", ".run.json.7", ".sweep.json.7"):
+    for name in (".lock", "metrics.jsonl", ".record.json.7"):
         (path / name).write_text("")
     assert record.create_run_dir(path) == path
     (path / "metrics.jsonl").write_text("{}\n")
@@ -133,8 +133,8 @@ def test_impossible_names_of_directories_are_named(tmp_path):
 def test_damaged_and_missing_records_are_named_in_one_line(tmp_path):
     for text in (None, "", '{"status": "fini', "[]", "{}", '{"status": "finished"}', "\xff\xfe", "[" * 100_000):
         if text is not None:
-            (tmp_path / "run.json").write_bytes(text.encode("latin-1"))
-        with pytest.raises(RecordError, match="holds no run" if text is None else r"run\.json cannot be .*damaged\.$"):
+            (tmp_path / "record.json").write_bytes(text.encode("latin-1"))
+        with pytest.raises(RecordError, match="holds no record" if text is None else r"d\.json cannot .*damaged\.$"):
             record.read_run(tmp_path)
 
 

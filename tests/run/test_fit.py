@@ -157,7 +157,7 @@ def test_nothing_is_compiled_after_the_first_window_and_the_ledger_has_the_cause
 @pytest.mark.parametrize("resident", [True, False])
 def test_steps_per_call_are_chosen_by_measuring(whole, resident, tmp_path):
     chosen = tiny.fit(tiny.experiment(), tmp_path / "run", steps_per_call=None, report_every=10, resident=resident)
-    facts = tiny.read(chosen.dir)
+    (facts,) = tiny.read(chosen.dir)["groups"]
     measured = {int(steps): seconds for steps, seconds in facts["seconds_per_step_measured"].items()}
     assert list(measured) == [10] if resident else (1 in measured and len(measured) >= 2)
     assert all(seconds > 0 for seconds in measured.values())

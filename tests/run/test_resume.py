@@ -64,9 +64,10 @@ def test_finished_run_is_loaded_also_without_its_last_metrics(whole, tmp_path):
 def test_run_killed_after_its_last_step_is_completed(whole, tmp_path):
     path = shutil.copytree(whole.dir, tmp_path / "run")
     facts = tiny.read(path)
-    write_json(path / "run.json", facts | {"status": "running", "summary": None, "checkpoints": []})
+    groups = [facts["groups"][0] | {"checkpoints": []}]
+    write_json(path / "record.json", facts | {"status": "running", "summary": None, "groups": groups})
     tiny.fit(tiny.experiment(), resume=path)
-    assert tiny.read(path).items() >= {name: facts[name] for name in ("status", "checkpoints")}.items()
+    assert tiny.read(path).items() >= {name: facts[name] for name in ("status", "groups")}.items()
     assert tiny.read(path)["summary"]["metrics"] == facts["summary"]["metrics"] and untimed(path) == untimed(whole.dir)
 
 
@@ -89,8 +90,8 @@ def test_patience_saves_the_best_state_and_a_run_that_stopped_early_is_loaded(tm
 
 
 def test_record_gets_facts_of_the_resume(half, whole):
-    exported = {"member": 3, "sweep": {"vmap_size": 4}}  # of a member of a sweep
-    write_json(half / "run.json", tiny.read(half) | exported)
+    exported = {"origin": {"member": 3, "num_steps": 20}}  # of a member of a sweep
+    write_json(half / "record.json", tiny.read(half) | exported)
     resumed = tiny.fit(tiny.experiment(), resume=half, checkpoint_every=0)
     chex.assert_trees_all_equal(resumed.state.params, whole.state.params)
     assert (np.diff(resumed.metrics["elapsed"]) > 0).all()
@@ -178,7 +179,7 @@ def test_fingerprints_show_which_programs_changed(whole):
     for change, (parts, expected) in CHANGES.items():
         experiment = tiny.experiment(**parts)
         fingerprint = programs_of(experiment, experiment.data(experiment.config)).fingerprint()
-        assert changed_parts(tiny.read(whole.dir)["fingerprint"], fingerprint) == expected, change
+        assert changed_parts(tiny.read(whole.dir)["groups"][0]["fingerprint"], fingerprint) == expected, change
 
 
 def test_run_without_an_undamaged_checkpoint_is_an_error(half, tmp_path):
@@ -252,11 +253,12 @@ def test_other_devices_are_reported(half, whole, capsys):
     facts = tiny.read(half)
     gpu = {"backend": "gpu", "devices": [{"platform": "gpu", "kind": "NVIDIA H100"}]}
     elsewhere = facts | {"devices": facts["devices"] | gpu}
-    write_json(half / "run.json", elsewhere | {"options": facts["options"] | {"device": "cpu"}})
+    write_json(half / "record.json", elsewhere | {"options": facts["options"] | {"device": "cpu"}})
     tiny.fit(tiny.experiment(num_steps=15), resume=half)
     assert tiny.read(half)["resumed"][-1]["changed"] == ["num_steps 20 → 15"], "it computed on the CPU"
-    two = {"layout": {"strategy": "data", "mesh": {"data": 2}}, "options": facts["options"] | {"devices": 2}}
-    write_json(half / "run.json", elsewhere | two)
+    (group,), layout = facts["groups"], {"strategy": "data", "mesh": {"data": 2}}
+    two = {"groups": [group | {"layout": layout}], "options": facts["options"] | {"devices": 2}}
+    write_json(half / "record.json", elsewhere | two)
     experiment = tiny.experiment(task=lambda config: DERIVED)
     last = tiny.fit(experiment, resume=half, devices=1, progress="plain")
     assert last.summary.metrics == pytest.approx(whole.summary.metrics | {"test_z": 1.0})

@@ -115,12 +115,13 @@ def test_record_is_complete(run):
     facts = tiny.read(run.dir)
     assert facts["status"] == "finished"
     assert facts["config"] == {"learning_rate": 3.0, "batch_size": 8, "num_steps": 60, "seed": 0}
-    assert facts["options"]["eval_every"] == 5 and facts["steps_per_call"] == 5
+    (group,) = facts["groups"]
+    assert facts["options"]["eval_every"] == 5 and group["steps_per_call"] == 5
     assert facts["data"] == "points" and facts["name"] == "tiny"
     assert facts["devices"]["backend"] == jax.default_backend()
     assert facts["jax_flags"]["jax_enable_x64"] is False
     # Forward and backward of one layer, whose inputs need no gradient: two products.
-    assert facts["precision"] == {"float32": 2}
+    assert group["precision"] == {"float32": 2}
     assert {"jax", "numpy", "jaxnn"} <= set(facts["devices"]["versions"])
     summary = facts["summary"]
     assert summary["metrics"] == pytest.approx(dict(run.final)) and summary["step"] == 60
@@ -139,7 +140,7 @@ def test_record_is_complete(run):
 def test_fingerprint_does_not_depend_on_how_a_run_is_computed(run):
     layout = make_layout(strategy="data", devices=4)
     fingerprint = programs_of(run.experiment, tiny.splits(), resident=False, layout=layout).fingerprint()
-    assert tiny.read(run.dir)["fingerprint"] == fingerprint
+    assert tiny.read(run.dir)["groups"][0]["fingerprint"] == fingerprint
 
 
 def test_open_run_without_the_experiment(run):
@@ -185,9 +186,10 @@ def test_open_run_with_the_experiment_shards_and_writes_nothing(run):
 def test_other_implementations_are_named(tmp_path):
     dropping = tiny.experiment(model=jn.models.MLP((4, 3), dropout=0.5))
     facts = tiny.read(path := tiny.fit(dropping, tmp_path / "run").dir)
-    changed = f"dropout mine → {facts['implementations']['dropout'][0]}"
-    facts |= {"implementations": {"dropout": ["mine"]}, "fingerprint": facts["fingerprint"] | {"evaluation": "x"}}
-    write_json(path / "run.json", facts)
+    (group,) = facts["groups"]
+    changed = f"dropout mine → {group['implementations']['dropout'][0]}"
+    group |= {"implementations": {"dropout": ["mine"]}, "fingerprint": group["fingerprint"] | {"evaluation": "x"}}
+    write_json(path / "record.json", facts)
     with pytest.warns(UserWarning, match=f"other implementations .{changed}.*same to rounding"):
         jn.open_run(path, dropping).predict(tiny.points(2)[0])
     tiny.fit(dropping.replace(num_steps=25), resume=path)
@@ -208,7 +210,8 @@ def test_a_record_is_used_without_its_data(run, tmp_path, monkeypatch):
         opened.evaluate()
     # Of a source that prepares batches in its own way, or by an earlier version, shapes are not recorded.
     shutil.copytree(run.dir, tmp_path / "own")
-    write_json(tmp_path / "own" / "run.json", tiny.read(run.dir) | {"examples": None})
+    (facts := tiny.read(run.dir))["groups"][0]["examples"] = None
+    write_json(tmp_path / "own" / "record.json", facts)
     with pytest.raises(FileNotFoundError):
         jn.open_run(tmp_path / "own", opened.experiment)
     others = jn.open_run(run.dir, tiny.experiment(data=jn.data.arrays(tiny.points(9), tiny.points(9))))
@@ -220,7 +223,7 @@ def test_open_run_of_a_killed_one(run, tmp_path):
     facts = {name: value for name, value in tiny.read(run.dir).items() if name != "summary"}
     lines = (run.dir / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "metrics.jsonl").write_text("".join(lines[:3]))
-    write_json(tmp_path / "run.json", facts | {"status": "running"})
+    write_json(tmp_path / "record.json", facts | {"status": "running"})
     killed = jn.open_run(tmp_path)
     assert (killed.summary.status, killed.summary.step) == ("interrupted", 15) and "interrupted" in repr(killed)
     with pytest.raises(RecordError, match="kept no checkpoints: open it without the experiment"):

@@ -211,7 +211,7 @@ def test_sweep_is_watched(tmp_path, capfd):
     how = {**tiny.HOW, "progress": "plain", "resident": False, "stall_after": BOUND}
     sweep = jn.sweep(slow_data(), RATES, run_dir=tmp_path / "sweep", vmap_size=2, devices=1, **how)
     assert sweep.status == "finished"
-    stalls = tiny.read(tmp_path / "sweep", "sweep.json")["summary"]["stalls"]
+    stalls = tiny.read(tmp_path / "sweep")["summary"]["stalls"]
     assert 10 in [stall["step"] for stall in stalls if stall["where"] == "data"]
     assert "waiting for data (after step 10)" in capfd.readouterr().err
 
@@ -295,9 +295,9 @@ def test_implementations_are_reported_and_recorded(whole, tmp_path, capsys):
             return tiny.apply(params, inputs)
 
     run = tiny.fit(tiny.experiment(model=(tiny.init, apply), num_steps=5), tmp_path / "run", progress="plain")
-    assert tiny.read(run.dir)["implementations"] == {"attention": ["math"]}
+    assert tiny.read(run.dir)["groups"][0]["implementations"] == {"attention": ["math"]}
     assert "\n  implementations  attention math\n" in capsys.readouterr().out
-    assert tiny.read(whole.dir)["implementations"] == {}
+    assert tiny.read(whole.dir)["groups"][0]["implementations"] == {}
     tiny.fit(tiny.experiment(), resume=whole.dir, progress="plain")
     assert "implementations" not in capsys.readouterr().out
 
@@ -310,4 +310,4 @@ def test_flax_convolutions_are_measured_in_a_loop_of_two_steps(tmp_path):
     experiment = tiny.experiment(data=data, model=model, params=lambda config: params, num_steps=2)
     run = tiny.fit(experiment, tmp_path / "run", steps_per_call=None, report_every=2)
     expected = ["1", "2"] if jax.default_backend() == "cpu" else ["2"]
-    assert list(tiny.read(run.dir)["seconds_per_step_measured"]) == expected
+    assert list(tiny.read(run.dir)["groups"][0]["seconds_per_step_measured"]) == expected

@@ -165,7 +165,7 @@ ERRORS: dict[str, Callable[[Sides], Any]] = {
         s([1.0]), s({(2,): 1.0})
     ),
     "side A is ..: give a sweep, a run": lambda s: compare([], s(LUCK)),
-    "nowhere holds no run": lambda s: compare("nowhere", s(LUCK)),
+    "nowhere holds no record": lambda s: compare("nowhere", s(LUCK)),
 }
 
 

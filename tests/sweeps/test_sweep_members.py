@@ -198,7 +198,7 @@ def experiment(**parts: Any) -> jn.Experiment[Config]:
 
 def groups_of(swept: jn.Experiment[Config], points: jn.search.Points) -> list[tuple[tuple[str, ...], list[int]]]:
     plan = plan_sweep(swept, points, SweepOptions())
-    assert not [member for member in plan.members if member.log.error is not None]
+    assert not [member for member in plan.members if member.error is not None]
     return [(group.traced, [member.number for member in group.members]) for group in plan.groups]
 
 
@@ -242,7 +242,7 @@ def test_members_with_values_that_the_model_refuses_fail_alone():
     # Beside the first, the least and the greatest value are tried, and all if one of these is refused.
     for wrong in (-0.5, 1.5):
         plan = plan_sweep(dropped, jn.grid(share=[0.1, 0.2, wrong, 0.3]), SweepOptions())
-        assert [member.log.status == "failed" for member in plan.members] == [False, False, True, False]
+        assert [member.status == "failed" for member in plan.members] == [False, False, True, False]
         assert [(group.traced, len(group.members)) for group in plan.groups] == [(("share",), 3)]
 
 

@@ -174,7 +174,7 @@ def test_interrupted_sweep_exits_75_and_resume_needs_no_points(tmp_path, monkeyp
 WRONG_FLAGS = {
     "sweep": "nothing to sweep: give a field several values, as in --seed 0 1 2 3.",
     "sweep --seed 0 1 --combine zip --batch-size 4 8 9": "zip needs axes of one length",
-    "sweep --resume nowhere": "holds no sweep",
+    "sweep --resume nowhere": "holds no record",
     "sweep --seed --learning-rate 1 2": "--seed has no value",
     "sweep --features 8,x 16": "--model.features '8,x' is no value of tuple[int, ...].",
     "sweep --seed 0 1": "Clashing has a field 'vmap_size', which is an option's name",

@@ -41,7 +41,7 @@ def test_record_is_read_with_its_values_as_they_were(grid, tmp_path):
     axes = [dataclasses.astuple(axis) for axis in grid.axes]
     assert axes == [("learning_rate", (0.01, 0.1), "log"), ("seed", (0, 1, 2), "nominal")]
     assert (grid.status, grid.monitor, grid.higher_is_better) == ("finished", "test_loss", False)
-    assert grid.dir == tmp_path / "grid" and grid.summary["seconds"] == 2.5 and grid.experiment is None
+    assert grid.dir == tmp_path / "grid" and sum(grid.summary["seconds"].values()) == 2.5 and grid.experiment is None
     member = grid.members[4]
     assert (member.index, member.status, member.step) == (4, "finished", 20)
     assert member.point == {"learning_rate": 0.1, "seed": 1}
@@ -71,8 +71,8 @@ def test_killed_sweep_reads_as_interrupted_without_its_torn_last_line(tmp_path):
 
 # A text, or the number of characters that are cut off.
 DAMAGES: list[tuple[str, Any, str]] = [
-    ("sweep.json", "", "damaged"),
-    ("sweep.json", '{"axes": [{"name": "seed"}]}', "damaged"),
+    ("record.json", "", "damaged"),
+    ("record.json", '{"axes": [{"name": "seed"}]}', "damaged"),
     ("members.jsonl", json_line(swept.member(0, {}) | {"point": 3}), "damaged"),
     ("members.jsonl", None, "lacks member 0.*damaged"),
     ("members.jsonl", -1, "lacks member 5.*damaged"),
@@ -243,7 +243,7 @@ def test_members_without_a_result_are_counted_and_not_averaged(grid):
 def test_summary_has_axes_throughput_best_and_errors(grid):
     status, rates, _, *speed, best, diverged, path = (line[15:] for line in repr(grid).splitlines())
     assert status == "sweep of 6: 5 finished, 1 diverged" and rates == "0.01, 0.1" and path == str(grid.dir)
-    assert speed == ["1,234 member steps/s", "2.50 s, 1 program compiled"]
+    assert speed == ["1,234 member steps/s", "2.50 s (train 2.00 s, load 0.50 s), 1 program compiled"]
     assert diverged == "member 5 (learning_rate 0.1, seed 2)"
     assert best.startswith("member 3 (learning_rate 0.1, seed 0), by the lowest final test_loss, chosen on test: train")
     for html in (grid._repr_html_(), grid.table()._repr_html_(), grid.group()._repr_html_()):

@@ -106,7 +106,7 @@ def test_workers_train_what_one_process_does(cluster, tmp_path, capsys):
     assert "2 workers with a core each" in printed and "shard 1/2 ended" in printed
     assert "sweep of 5: 4 finished, 1 failed" in printed and cluster.is_initialized()
     shards = [tmp_path / "ray" / "shards" / f"{part}-of-2" for part in (1, 2)]
-    for facts in (tiny.read(path, "sweep.json") for path in shards):
+    for facts in (tiny.read(path) for path in shards):
         # A worker has one core, and one device, whatever this process was given.
         assert facts["command"] == sys.argv and len(facts["devices"]["devices"]) == 1
     np.testing.assert_allclose(found.run(3).evaluate()["loss"], found.members[3].final["test_loss"], rtol=1e-5)
@@ -139,7 +139,7 @@ def test_killed_worker_is_replaced_and_its_shard_continues(cluster, tmp_path):
     assert (tmp_path / "swept" / "mortal").exists()
     assert_equal(found, jn.sweep(plain, FOUR, record=False, **{**LANES, **how}))
     shards = (tmp_path / "swept" / "shards").iterdir()
-    least, most = sorted(tiny.read(path, "sweep.json")["summary"]["member_steps"] for path in shards)
+    least, most = sorted(tiny.read(path)["summary"]["member_steps"] for path in shards)
     # The worker that took over did not start from the beginning.
     assert most == 4_000 and 0 < least < 4_000 and len(found.lines) == 4 * 400
 
@@ -170,7 +170,7 @@ def test_script_starts_ray_and_ends_it_and_survives_its_loss(tmp_path):
     done = shell.python(tmp_path / "lonely.py", *words.split(), tmp_path / "swept", **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [member.status for member in jn.open_sweep(tmp_path / "swept").members] == ["finished"] * 2
-    assert tiny.read(tmp_path / "swept" / "shards" / "1-of-1", "sweep.json")["name"] == "lonely"
+    assert tiny.read(tmp_path / "swept" / "shards" / "1-of-1")["name"] == "lonely"
     (tmp_path / "lost.py").write_text(SCRIPT.replace("tiny.splits()", LOST))
     done = shell.python(tmp_path / "lost.py", *words.split(), tmp_path / "lost", **environment)
     assert done.returncode == 75 and "\nerror: no worker of Ray's cluster" in f"\n{done.stderr}", done.stderr
@@ -240,9 +240,9 @@ def test_shards_read_as_the_sweep_in_one_process(shared, finished):
     assert "paired over 1 seed, averaged over 8 settings" in str(jn.compare(finished.dir, shared))
     for name in ("test_loss", "train_loss"):
         np.testing.assert_allclose(shards.curves(name)[1], finished.curves(name)[1], rtol=1e-5)
-    parts = [tiny.read(path, "sweep.json")["summary"] for path in (shared / "shards").iterdir()]
-    assert shards.summary["seconds"] == pytest.approx(sum(part["seconds"] for part in parts))
-    training = sum(part["spent"]["train"] for part in parts)
+    parts = [tiny.read(path)["summary"] for path in (shared / "shards").iterdir()]
+    training = sum(part["seconds"]["train"] for part in parts)
+    assert shards.summary["seconds"]["train"] == pytest.approx(training)
     assert shards.summary["member_steps_per_second"] == pytest.approx(240 / training)
 
 
@@ -257,27 +257,27 @@ def test_finished_shard_is_resumed_by_the_call_that_started_it(half):
     assert found.status == "interrupted" and indices(found) == list(range(8))
     assert [member.status for member in found.members] == ["waiting", "finished"] * 4
     with open_record(shard):
-        write_json(shard / "sweep.json", tiny.read(shard, "sweep.json") | {"status": "running"})
+        write_json(shard / "record.json", tiny.read(shard) | {"status": "running"})
         assert jn.open_sweep(half).status == "running"
     assert jn.open_sweep(half).status == "interrupted"
 
 
 @pytest.mark.slow
 def test_a_shard_started_by_resume_has_the_options_of_its_sweep(half):
-    facts = tiny.read(shard := half / "shards" / "2-of-2", "sweep.json")
+    facts = tiny.read(shard := half / "shards" / "2-of-2")
     rules = {"patience": 7, "eval_every": 15, "eval_batches": 1, "monitor": "accuracy"}
-    write_json(shard / "sweep.json", facts | {"options": facts["options"] | rules, "monitor": "test_accuracy"})
+    write_json(shard / "record.json", facts | {"options": facts["options"] | rules, "monitored": "test_accuracy"})
     jn.sweep(EXPERIMENT, resume=half, shard="1/2", progress="none")
-    joined = tiny.read(half / "shards" / "1-of-2", "sweep.json")
+    joined = tiny.read(half / "shards" / "1-of-2")
     assert joined["options"].items() >= rules.items() and jn.open_sweep(half).status == "finished"
     stops = joined["options"] | {"stop": "rule"}
-    write_json(shard / "sweep.json", facts | {"options": stops, "monitor": "test_accuracy"})
+    write_json(shard / "record.json", facts | {"options": stops, "monitored": "test_accuracy"})
     with pytest.raises(jn.RecordError, match=r"not trained by the same rules \(stop: .*open each alone"):
         jn.open_sweep(half)
     # The first shard of all has those of its script.
     words = f"sweep --learning-rate 0.1 0.2 --shard 1/2 --progress none --resume {half / 'first'}".split()
     jn.main(EXPERIMENT, words, options=jn.RunOptions(patience=9, eval_every=15))
-    assert tiny.read(half / "first" / "shards" / "1-of-2", "sweep.json")["options"]["patience"] == 9
+    assert tiny.read(half / "first" / "shards" / "1-of-2")["options"]["patience"] == 9
 
 
 def test_shard_of_another_sweep_or_place_is_refused(shared, half, finished):

@@ -231,7 +231,7 @@ def test_interrupted_sweep_resumes_bit_for_bit(ending, finished, tmp_path, capsy
     newest = max((path / "groups" / "1").iterdir(), key=lambda folder: int(folder.name))
     flip(newest / "default" / "_METADATA")
     rest = resume(path, progress="plain")
-    (damage,) = tiny.read(path, "sweep.json")["damaged"]
+    (damage,) = tiny.read(path)["resumed"][-1]["damaged"]
     assert damage.startswith(f"the checkpoint of step {newest.name} is damaged, its file default/_METADATA")
     assert damage in " ".join(capsys.readouterr().out.split())
     assert rest.status == "finished"
@@ -273,8 +273,8 @@ def test_resumed_sweep_keeps_its_devices_and_reports_changes(tmp_path, capsys):
     assert "the evaluation" in line and "the program" not in line and "2 of 4 devices" in printed
     rest = resume(path, changed, progress="plain")
     assert "changed" not in capsys.readouterr().out and rest.status == "finished"
-    facts = tiny.read(path, "sweep.json")
-    assert len(facts["groups"][0]["changed"]) == 1 and {name: facts["options"][name] for name in layout} == layout
+    facts = tiny.read(path)
+    assert [len(one["changed"]) for one in facts["resumed"]] == [1, 0] and facts["options"].items() >= layout.items()
 
 
 @pytest.mark.several_devices
@@ -282,7 +282,7 @@ def test_resumed_sweep_may_change_its_vmap_size_and_sweep_infinity(finished, tmp
     points, path = jn.grid(learning_rate=[*RATES[:3], float("inf")]), tmp_path / "sweep"
     jn.sweep(LONG, points, run_dir=path, **interrupted(2))
     rest = resume(path, vmap_size=4)
-    assert tiny.read(path, "sweep.json")["groups"][0]["vmap"]["size"] == 4
+    assert tiny.read(path)["groups"][0]["vmap"]["size"] == 4
     assert statuses(rest) == ["finished"] * 3 + ["diverged"]
     expected = finished.select(batch_size=8).values("test_loss")
     np.testing.assert_allclose(rest.values("test_loss")[:3], expected[:3], rtol=1e-5)
@@ -304,8 +304,8 @@ def test_resuming_another_sweep_is_refused(finished, tmp_path):
     for words, (experiment, points, options) in refused.items():
         with pytest.raises(jn.ConfigError, match=words):
             resume(finished.dir, experiment, points, **options)
-    (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(jn.RecordError, match="holds a run, not a sweep"):
+    (tmp_path / "record.json").write_text("{}")
+    with pytest.raises(jn.RecordError, match="lacks 'format'.*damaged"):
         resume(tmp_path, points=EIGHT)
     assert before == contents(finished.dir)
 
@@ -390,8 +390,7 @@ def test_seconds_are_the_elapsed_time_and_parts_add_up(capsys):
     validated = tiny.experiment(data=jn.data.arrays(train=tiny.points(37), validation=tiny.points(23, 1)))
     started = time.perf_counter()
     summary = jn.sweep(validated, FOUR, record=False, **HOW | {"progress": "plain"}).summary
-    assert 0.8 * (time.perf_counter() - started) < summary["seconds"] <= time.perf_counter() - started
-    assert sum(summary["spent"].values()) == pytest.approx(summary["seconds"])
+    assert 0.8 * (time.perf_counter() - started) < sum(summary["seconds"].values()) <= time.perf_counter() - started
     assert "; lowest validation loss now " in capsys.readouterr().out
     started = time.perf_counter()
     run = tiny.fit(validated)
@@ -445,7 +444,7 @@ def test_fields_that_a_config_checks_together_are_set_together():
         tiny.experiment(optimizer=lambda config: optax.sgd(0.1 / config.warmup)), config=Checked()
     )
     points = jn.search.zip(warmup=[5, 50, 60], num_steps=[10, 100, 50])
-    errors = [member.log.error for member in plan_sweep(checked, points, SweepOptions()).members]
+    errors = [member.error for member in plan_sweep(checked, points, SweepOptions()).members]
     assert errors == [None, None, "AssertionError: too warm"]
 
 

@@ -1,0 +1,187 @@
+"""The record of a population in training: its facts at the start, those of each group, what changed since a resume."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxnn import record as records
+from jaxnn.engine._options import RunOptions, recorded_options
+from jaxnn.engine._trainer import RUNNING, Trainer
+from jaxnn.observe import compile_totals, describe_devices
+from jaxnn.parallel import format_mesh
+from jaxnn.types import Experiment
+
+
+@dataclasses.dataclass
+class PopulationRecord:
+    """The open directory of a run or a sweep, or None for one without record, and the content of ``record.json``."""
+
+    directory: records.Record | None
+    facts: dict[str, Any]
+    before: Mapping[str, Any] | None = None  # the content at a resume
+
+    def write(self, **facts: Any) -> None:
+        """Replaces ``record.json``, with these facts changed."""
+        self.facts |= facts
+        if self.directory is not None:
+            self.directory.write(records.RECORD_FILE, self.facts)
+
+    def set_group(self, number: int, **facts: Any) -> None:
+        """Changes facts of a group; `write` stores them."""
+        groups = list(self.facts["groups"])
+        groups[number] = {**groups[number], **facts}
+        self.facts["groups"] = groups
+
+    def describe_group(self, number: int, trainer: Trainer) -> None:
+        """Adds how a group is computed, which takes a trace of its programs; `write` stores it."""
+        programs = trainer.programs
+        self.set_group(
+            number,
+            steps_per_call=trainer.plan.steps_per_call,
+            seconds_per_step_measured=trainer.seconds_per_step,
+            vmap=None if trainer.vmapped is None else trainer.vmapped.as_json(),
+            layout=programs.layout.as_json(),
+            examples=records.describe_data(trainer.splits, programs.first_examples),
+            fingerprint=trainer.fingerprint,
+            precision=programs.product_dtypes,
+            implementations=programs.implementations,
+            start=programs.start.as_json(),
+        )
+
+    def open_group(
+        self, number: int, trainer: Trainer, name: str, check: Callable[[int | None], None] = lambda step: None
+    ) -> tuple[list[str], list[str]]:
+        """Opens a described group's store; continues it from its newest undamaged checkpoint if it was started before.
+
+        ``name`` is that of the group in messages, and ``check`` gets the checkpoint's step, or None, before anything is
+        changed. Returns what changed since and what was damaged, which is also added to the last of the ``resumed``.
+        RecordError if the data are others, or no checkpoint can be read.
+        """
+        assert self.directory is not None
+        path, now = self.directory.path, self.facts["groups"][number]
+        trainer.open_store(self.directory, records.states_folder(path, self.facts, number))
+        before = {} if self.before is None else self.before["groups"][number]
+        if self.before is None or before.get("fingerprint") is None:  # it was not started
+            return [], []
+        kind = "sweep" if self.facts["points"] else "run"
+        records.check_same_data(path, before["fingerprint"], now["fingerprint"]["data"], kind)
+        step, damaged = trainer.restore(name, check)
+        if not trainer.seconds_per_step:
+            self.set_group(number, seconds_per_step_measured=before.get("seconds_per_step_measured") or {})
+        resumed = self.facts["resumed"][-1]
+        resumed["step"] += step or 0
+        changed = _changes(self.before, self.facts, before, now)
+        resumed["changed"] += [change for change in changed if change not in resumed["changed"]]
+        resumed["damaged"] += damaged
+        return changed, damaged
+
+    def write_compilations(self, compilations: Sequence[tuple[int, Any]]) -> None:
+        """Replaces ``compiles.json``; each compilation is given with the number of its group."""
+        if self.directory is not None:
+            each = [{"group": number, **dataclasses.asdict(one)} for number, one in compilations]
+            totals = compile_totals([one for _, one in compilations])
+            self.directory.write("compiles.json", {"compilations": each, "totals": totals})
+
+
+def population_facts(
+    experiment: Experiment[Any],
+    options: RunOptions,
+    trainer: Trainer,
+    groups: Sequence[Mapping[str, Any]],
+    name: str,
+    script: Mapping[str, Any],
+    *,
+    points: Sequence[Mapping[str, Any]] = (),
+    **design: Any,
+) -> dict[str, Any]:
+    """The content of ``record.json`` at the start of a run or a sweep; ``trainer`` is that of its first group.
+
+    ``groups`` have their ``members``, the fields that these share and those that differ; a run has no ``points``.
+    """
+    return {
+        "format": records.FORMAT,
+        "name": name,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        **_process_facts(experiment, options, script),
+        **_trainer_facts(trainer),
+        "axes": (),
+        "halving": None,
+        **design,
+        "points": [dict(point) for point in points],
+        "groups": [dict(group) for group in groups],
+        "summary": None,
+    }
+
+
+def continued_facts(
+    before: Mapping[str, Any],
+    experiment: Experiment[Any],
+    options: RunOptions,
+    script: Mapping[str, Any],
+    trainer: Trainer | None = None,
+) -> dict[str, Any]:
+    """The content of ``record.json`` of a run or a sweep that is resumed, which was ``before``.
+
+    ``trainer`` is that of a run; the groups of a sweep are opened later, and decide nothing here.
+    """
+    process = {name: before[name] for name in ("command", "git", "devices", "jax_flags") if name in before}
+    resumed = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": 0, "changed": [], "damaged": [], "before": process}
+    now = _process_facts(experiment, options, script) | ({} if trainer is None else _trainer_facts(trainer))
+    return {**before, **now, "resumed": [*(before.get("resumed") or ()), resumed]}
+
+
+def _trainer_facts(trainer: Trainer) -> dict[str, Any]:
+    """What ranks the members of a population, and the name of its data."""
+    return {
+        "monitored": trainer.monitored,
+        "higher_is_better": trainer.higher_is_better,
+        "directions": dict(trainer.programs.task.directions),
+        "data": trainer.splits.name,
+    }
+
+
+def _process_facts(experiment: Experiment[Any], options: RunOptions, script: Mapping[str, Any]) -> dict[str, Any]:
+    """What a process that starts or resumes a population decides."""
+    return {
+        "status": RUNNING,
+        "config": records.config_json(experiment.config),
+        "options": recorded_options(options),
+        "devices": describe_devices(),
+        "jax_flags": records.jax_flags(),
+        **script,
+    }
+
+
+def _changes(
+    before: Mapping[str, Any], facts: Mapping[str, Any], group_before: Mapping[str, Any], group: Mapping[str, Any]
+) -> list[str]:
+    """Descriptions of what differs: layout, device, programs, versions, flags, stopping rule, length."""
+    changes = []
+    layouts = [_describe(one.get("layout") or group["layout"]) for one in (group_before, group)]
+    if layouts[0] != layouts[1]:
+        changes.append(f"the layout {layouts[0]} → {layouts[1]}")
+    if _device(facts) != _device(before):
+        changes.append(f"the device {_device(before)} → {_device(facts)}")
+    changes += records.changed_parts(group_before["fingerprint"], group["fingerprint"])
+    changes += records.changed_implementations(group_before.get("implementations") or {}, group["implementations"])
+    pairs = (before["devices"]["versions"], facts["devices"]["versions"]), (before["jax_flags"], facts["jax_flags"])
+    for old, new in pairs:
+        changes += [f"{name} {old.get(name)} → {new[name]}" for name in new if new[name] != old.get(name)]
+    rules = [str(one["options"].get("stop")).rpartition(":")[2] for one in (before, facts)]
+    if rules[0] != rules[1]:
+        changes.append(f"stop {rules[0]} → {rules[1]}")
+    if (now := facts["config"]["num_steps"]) != (then := before["config"]["num_steps"]):
+        changes.append(f"num_steps {then} → {now}")
+    return changes
+
+
+def _describe(layout: Mapping[str, Any]) -> str:
+    return f"{layout['strategy']} {format_mesh(layout['mesh'])}" if layout["mesh"] else str(layout["strategy"])
+
+
+def _device(facts: Mapping[str, Any]) -> str:
+    """The kind of device that a process computed on; the platform if the record does not list its devices."""
+    platform = facts["options"]["device"] or facts["devices"]["backend"]
+    kinds = {device["kind"] for device in facts["devices"]["devices"] if device["platform"] == platform}
+    return ", ".join(sorted(kinds)) or platform
