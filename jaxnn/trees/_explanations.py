@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxnn.data import Bins
 from jaxnn.record import new_figure, new_panels
-from jaxnn.trees._boosting import MAX_DEPTH
+from jaxnn.trees._splits import MAX_DEPTH
 from jaxnn.types import Array, ConfigError, DataError, TrainState, check_int
 
 if TYPE_CHECKING:

@@ -289,7 +289,7 @@ WRONG_FILES: dict[str, Callable[[Any, Any], Any]] = {
     "its trees are none": lambda arrays, settings: arrays["trees.left"].fill(0),
     "edges of column 0 do not": lambda arrays, settings: arrays["edges.00000"].fill(0.0),
     "instead of int32 [2147483647, 1, 15]": lambda arrays, settings: settings.update(num_trees=2**31 - 1),
-    "max_depth must be at most 10": lambda arrays, settings: settings.update(max_depth=10**9),
+    "max_depth must be an integer in 1…10": lambda arrays, settings: settings.update(max_depth=10**9),
     "l2 must be a number": lambda arrays, settings: settings.update(l2="1"),
 }
 

@@ -81,9 +81,7 @@ def learn_bins(
 
     DataError for infinite values, a column without any value, or categories that are not integers.
     """
-    check_int("learn_bins: max_bins", max_bins, least=2)
-    if max_bins > Bins.missing:
-        raise ConfigError(f"learn_bins: max_bins must be at most 255, since a bin is a byte, not {max_bins}.")
+    check_int("learn_bins: max_bins", max_bins, least=2, most=Bins.missing)
     values = _numbers(inputs)
     for column in categorical:
         if check_int("learn_bins: a column of categorical", column, least=0) >= values.shape[1]:
