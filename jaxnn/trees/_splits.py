@@ -15,20 +15,20 @@ from jaxnn._bounds import bounded
 from jaxnn.nn import choose
 
 MAX_DEPTH = 10  # nodes double with each level
-_NUMBERS = ("learning_rate", "l1", "l2", "min_child_weight", "min_gain", "largest_step")
 WORDS = 8  # of 32 bits: one bit for each of 256 bins
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """How a tree grows. The numbers may be tracers, the others are static."""
+    """How a tree grows: a pytree of the numbers, in the order of the native kernel; the other settings are static."""
 
-    max_depth: int = bounded(least=1, most=MAX_DEPTH)
-    num_leaves: int | None = bounded(None, least=2)  # None: depth by depth
-    max_bins: int = bounded(255, least=2, most=255)
-    categorical: tuple[int, ...] = ()  # columns
-    num_categories: int = 0  # the most of a column
-    monotone: tuple[int, ...] = ()  # -1, 0 or 1 for each column; empty: no constraints
+    max_depth: int = bounded(least=1, most=MAX_DEPTH, static=True)
+    num_leaves: int | None = bounded(None, least=2, static=True)  # None: depth by depth
+    max_bins: int = bounded(255, least=2, most=255, static=True)
+    categorical: tuple[int, ...] = bounded((), static=True)  # columns
+    num_categories: int = bounded(0, static=True)  # the most of a column
+    monotone: tuple[int, ...] = bounded((), static=True)  # -1, 0 or 1 for each column; empty: no constraints
     learning_rate: Any = bounded(0.1, positive=True)
     l1: Any = bounded(0.0, positive=False)
     l2: Any = bounded(1.0, positive=False)
@@ -40,15 +40,6 @@ class Growth:
     def num_bins(self) -> int:
         """The number of bins with that of missing values, the last."""
         return self.max_bins + 1
-
-    @property
-    def numbers(self) -> Array:
-        """The settings that may be tracers: ``[6]`` float32."""
-        return jnp.stack([jnp.asarray(getattr(self, name), jnp.float32) for name in _NUMBERS])
-
-    def with_numbers(self, numbers: Any) -> Growth:
-        """These settings with other numbers; without any they have a hash."""
-        return dataclasses.replace(self, **dict(zip(_NUMBERS, numbers, strict=True)))
 
 
 class Split(NamedTuple):

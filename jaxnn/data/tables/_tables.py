@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxnn.data._arrays import ArraySource, apply_scaling, split_by_fraction
-from jaxnn.data._examples import check_resolution, distinct
+from jaxnn.data._examples import check_resolution, distinct, ids_of
 from jaxnn.data._files import os_errors_named, read_columns
 from jaxnn.types import ConfigError, DataError, Examples, Splits, suggest, warn
 
@@ -63,7 +63,7 @@ class Columns:
             numbers = np.stack([columns[name] for name in self.numbers], axis=1).astype(np.float32)
             inputs["numbers"] = apply_scaling(numbers, *self.scaling) if self.scaling else numbers
         if self.categories:
-            ids = {name: _ids(columns[name], known) for name, known in self.categories.items()}
+            ids = {name: ids_of(columns[name], known) + 1 for name, known in self.categories.items()}
             for name, known in self.categories.items():
                 given = [text for text in columns[name] if text]
                 if len(given) >= _FEW_ROWS and not ids[name].any():
@@ -216,7 +216,7 @@ def _targets(values: np.ndarray, where: str, classes: tuple[str, ...]) -> np.nda
     """Returns labels int32 ``[rows]``, or numbers float32 ``[rows]`` if there are no classes."""
     if not classes:
         check_resolution(f"the values of {where}", values)
-    targets = _ids(values, classes) - 1 if classes else values.astype(np.float32)
+    targets = ids_of(values, classes) if classes else values.astype(np.float32)
     wrong = targets < 0 if classes else np.isnan(targets)
     if wrong.any():
         row = wrong.argmax()
@@ -225,11 +225,6 @@ def _targets(values: np.ndarray, where: str, classes: tuple[str, ...]) -> np.nda
         )
         raise DataError(f"{where} is {what} in row {row} (such rows: {wrong.sum():,}): fix or remove them in a frame.")
     return targets
-
-
-def _ids(texts: np.ndarray, known: tuple[str, ...]) -> np.ndarray:
-    ids = {text: number for number, text in enumerate(known, 1)}
-    return np.array([ids.get(text, 0) for text in texts], np.int32)
 
 
 def _read(
@@ -277,11 +272,9 @@ def _convert(given: Any, category: bool | None, missing: tuple[str, ...], where:
     def is_missing(text: str) -> bool:
         return text in missing or (absent != [] and _number(text) in absent and not re.match(r"-?0\d", text))
 
-    if category is None and values.dtype.kind in "iuf":
-        category = str(getattr(given, "dtype", "")) == "category"
-    elif category is None:
+    if category is None:
         texts = {str(item).strip() for item in values.tolist() if isinstance(item, str | bool)}
-        category = not all(map(is_missing, texts)) or str(getattr(given, "dtype", "")) == "category"
+        category = str(getattr(given, "dtype", "")) == "category" or not all(map(is_missing, texts))
     if category or values.dtype.kind not in "iuf":
         # Integers are floats in a column where some are missing.
         items = (int(x) if isinstance(x, float) and x.is_integer() else x for x in values.tolist())
