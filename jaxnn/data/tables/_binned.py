@@ -219,7 +219,7 @@ def binned(
         name, classes, columns = train.name, train.class_names, getattr(train.train, "columns", None)
         parts = {split: source.read(np.arange(source.num_examples)) for split, source in train.named().items()}
         if columns is not None:
-            width = _numbers(parts["train"].inputs).shape[1]
+            width = len(columns.names)
             categorical = range(width - len(columns.categories), width)
     bins = learn_bins(parts["train"][0], max_bins=max_bins, categorical=categorical)
     padding = -len(parts["train"][1]) % check_int("binned: multiple_of", multiple_of)

@@ -46,6 +46,12 @@ class Columns:
     scaling: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all columns of the inputs: numbers, marks of missing ones by `standardize`, categories."""
+        marks = () if self.scaling is None else np.array(self.numbers, object)[self.scaling[2]].tolist()
+        return (*self.numbers, *(f"{name} is missing" for name in marks), *self.categories)
+
+    @property
     def num_categories(self) -> tuple[int, ...]:
         """The number of ids of each column in ``inputs["categories"]``, including 0, for `jaxnn.models.TableMLP`."""
         return tuple(len(known) + 1 for known in self.categories.values())
