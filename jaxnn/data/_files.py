@@ -151,8 +151,8 @@ def _reason(error: OSError | ValueError, address: str) -> str:
 def opened(path: Path) -> Iterator[BinaryIO]:
     """Opens a file for reading, decompressed if its content is gzipped; DataError if that is damaged."""
     with path.open("rb") as file:
-        is_gzip = file.read(2) == b"\x1f\x8b"  # by its content: a browser may have decompressed what is called .gz
-        file.seek(0)
+        # By its content: a browser may have decompressed what is called .gz. Pipes cannot be read twice.
+        is_gzip = file.peek(2)[:2] == b"\x1f\x8b"
         try:
             yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if is_gzip else file
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
