@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxnn import engine
+from jaxnn._bounds import bounded, check_fields
 from jaxnn.data import steps_per_epoch
 from jaxnn.observe import Table, available_bytes, device_name, missing_gpu
 from jaxnn.parallel import computing_on, find_devices, first_devices
@@ -36,13 +37,13 @@ class AdviseOptions:
 
     devices: tuple[str, ...] | None = None
     """Kinds of device to compare, such as cpu gpu; default: all available."""
-    members: int = engine.option(64, least=1)
+    members: int = bounded(64, least=1)
     """Largest number of sweep members to vmap; 1 measures no sweep."""
-    progress: Literal["auto", "none"] = engine.option("auto", choices=("auto", "none"))
+    progress: Literal["auto", "none"] = bounded("auto", choices=("auto", "none"))
     """Whether to print progress."""
 
     def __post_init__(self) -> None:
-        engine.check_marked(self)
+        check_fields(self)
 
 
 class DeviceFigures(NamedTuple):

@@ -400,10 +400,12 @@ def named_object(name: str, option: str) -> Any:
         raise ConfigError(f"{option} is {name!r}, which cannot be imported ({error}).") from error
 
 
-def check_int(name: str, value: Any, least: int = 1) -> int:
-    """Returns ``value`` as an ``int``; raises ConfigError unless it is an integer of at least ``least``, no boolean."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise ConfigError(f"{name} must be an integer >= {least}, not {value!r}.")
+def check_int(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """Returns ``value`` as an ``int``; ConfigError unless it is an integer of ``least`` to ``most``, no boolean."""
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_integer or value < least or (most is not None and value > most):
+        allowed = f">= {least}" if most is None else f"in {least}…{most}"
+        raise ConfigError(f"{name} must be an integer {allowed}, not {value!r}.")
     return int(value)
 
 

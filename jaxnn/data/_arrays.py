@@ -154,11 +154,11 @@ def arrays(
     known = _examples.resolve_num_classes(class_names, num_classes)
     examples = {split: _examples.as_examples(split, pair) for split, pair in pairs.items()}
     for split, one in examples.items():
-        first, of_train = (jax.tree.map(lambda array: array[0], which) for which in (one, examples["train"]))
+        first, of_train = map(_examples.first_of, (one, examples["train"]))
         _examples.check_alike(f"each of the {{field}} of {split}", first, "each of those of train", of_train)
-        if known and _examples.is_integers(one.targets):
-            _examples.check_label_range(split, np.asarray(one.targets), known)
-        elif known:
+        if known:
+            _examples.check_label_range(split, one.targets, known)
+        if known and not _examples.is_integers(one.targets):
             raise DataError(
                 f"the targets of {split} are {shapes_of(one.targets)} per example, but there are {known} classes: give "
                 "integer labels (for one-hot rows targets.argmax(axis=-1)) or omit the classes."

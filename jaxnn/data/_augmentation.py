@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxnn._bounds import check_range
 from jaxnn.data._arrays import Augmentation, IndexedSource
 from jaxnn.types import Batch, ConfigError, DataError, Splits, check_call, check_int, suggest
 
@@ -293,7 +294,8 @@ def mixup(num_classes: int, alpha: float = 0.2) -> Augmentation:
 
     >>> splits = jn.data.with_augmentation(jn.data.digits(), jn.data.mixup(10))
     """
-    _check_mixing("mixup", num_classes, alpha)
+    check_int("mixup(num_classes)", num_classes)
+    check_range("mixup", "alpha", alpha, positive=True)
 
     def apply(key: jax.Array, batch: Batch) -> Batch:
         share_key, order_key = jax.random.split(key)
@@ -316,7 +318,8 @@ def cutmix(num_classes: int, alpha: float = 1.0) -> Augmentation:
 
     >>> splits = jn.data.with_augmentation(jn.data.digits(), jn.data.cutmix(10))
     """
-    _check_mixing("cutmix", num_classes, alpha)
+    check_int("cutmix(num_classes)", num_classes)
+    check_range("cutmix", "alpha", alpha, positive=True)
 
     def apply(key: jax.Array, batch: Batch) -> Batch:
         images = jnp.asarray(batch.inputs)
@@ -332,12 +335,6 @@ def cutmix(num_classes: int, alpha: float = 1.0) -> Augmentation:
         )
 
     return apply
-
-
-def _check_mixing(name: str, num_classes: int, alpha: float) -> None:
-    check_int(f"{name}(num_classes)", num_classes)
-    if not alpha > 0:
-        raise ConfigError(f"{name}: alpha must be a number > 0, not {alpha!r}: leave {name} out to mix nothing.")
 
 
 def _soft(targets: Any, num_classes: int) -> jax.Array:

@@ -18,6 +18,11 @@ def num_rows(examples: PyTree) -> int:
     return int(jax.tree.leaves(examples)[0].shape[0])
 
 
+def first_of(examples: PyTree) -> Any:
+    """The first example of arrays ``[examples, ...]``, without that axis."""
+    return jax.tree.map(lambda array: array[0], examples)
+
+
 def resolve_num_classes(class_names: Sequence[str], num_classes: int | None) -> int | None:
     """Returns the number of classes, or None if neither argument gives it; DataError if they differ."""
     if num_classes is None:
@@ -53,6 +58,12 @@ def distinct(entries: Iterable[str]) -> tuple[str, ...]:
         return tuple(found)
 
 
+def ids_of(entries: Iterable[Any], known: Sequence[Any], unknown: int = -1) -> np.ndarray:
+    """The place in ``known`` of each entry, int32; ``unknown`` for others."""
+    places = {entry: place for place, entry in enumerate(known)}
+    return np.array([places.get(entry, unknown) for entry in entries], np.int32)
+
+
 def encode_labels(pairs: dict[str, Any], class_names: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Returns splits whose targets are integers where they were texts, and the names of their classes.
 
@@ -72,10 +83,9 @@ def encode_labels(pairs: dict[str, Any], class_names: Sequence[str]) -> tuple[di
     if not found:
         return pairs, tuple(class_names)
     class_names = tuple(class_names) or distinct(map(str, found.get("train", np.array([])).flat))
-    numbers = {name: number for number, name in enumerate(class_names)}
     encoded = dict(pairs)
     for split, labels in found.items():
-        ids = np.array([numbers.get(label, -1) for label in labels.flat], np.int32).reshape(labels.shape)
+        ids = ids_of(labels.flat, class_names).reshape(labels.shape)
         if (ids < 0).any():
             wrong = labels[ids < 0][0]
             raise DataError(
@@ -119,6 +129,14 @@ def as_examples(split: str, given: Any, what: str = "{split} {field}", *, has_ex
         counts = " but ".join(f"{count} {name}" for name, count in lengths.items())
         raise DataError(f"{split} has {counts}: give one target for each input, and equally many of everything.")
     return examples
+
+
+def as_example(split: str, index: int, given: Any, num_classes: int | None) -> Examples:
+    """Returns one example as checked arrays, as of `as_examples`; a label must be below ``num_classes``, if given."""
+    where = f"example {index} of {split}"
+    example = as_examples(where, given, "the {one} of {split}", has_examples=False)
+    check_label_range(split, jax.tree.map(lambda array: array[None], example.targets), num_classes, first=index)
+    return example
 
 
 def model_array(where: str, value: Any, *, is_input: bool, has_examples: bool = False) -> np.ndarray:
@@ -208,9 +226,15 @@ def check_alike(what: str, example: Examples, other: str, model: Examples) -> No
 
 
 def check_label_range(
-    split: str, targets: np.ndarray, num_classes: int | None, *, may_ignore: bool = True, first: int = 0
+    split: str, targets: PyTree, num_classes: int | None, *, may_ignore: bool = True, first: int = 0
 ) -> None:
-    """Raises DataError for the first label out of range; in sequences negative ones are fine if ``may_ignore``."""
+    """Raises DataError for the first label out of range; in sequences negative ones are fine if ``may_ignore``.
+
+    Targets other than one array of integers are no labels.
+    """
+    if not is_integers(targets):
+        return
+    targets = np.asarray(targets)
     negative_is_fine = may_ignore and targets.ndim > 1
     bad = np.zeros(targets.shape, bool) if negative_is_fine else targets < 0
     if num_classes is not None:

@@ -1,14 +1,19 @@
 """Files of data sets: search, download, class folders, archives."""
 
 import contextlib
+import csv
 import gzip
+import io
 import logging
 import os
 import sys
 import tarfile
 import time
+import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -142,10 +147,23 @@ def _reason(error: OSError | ValueError, address: str) -> str:
     return found
 
 
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file for reading, decompressed if its content is gzipped; DataError if that is damaged."""
+    with path.open("rb") as file:
+        # By its content: a browser may have decompressed what is called .gz. Pipes cannot be read twice.
+        is_gzip = file.peek(2)[:2] == b"\x1f\x8b"
+        try:
+            yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if is_gzip else file
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(f"{path} cannot be decompressed ({error}): download it again.") from error
+
+
 @os_errors_named()
 def read_text(path: Path) -> str:
-    """Returns the text of a file, see `decoded`; DataError with its path if it cannot be read."""
-    return decoded(path.read_bytes(), str(path))
+    """Returns the text of a file, which may be gzipped, see `decoded`; DataError with its path if it cannot be read."""
+    with opened(path) as file:
+        return decoded(file.read(), str(path))
 
 
 def decoded(data: bytes, where: str) -> str:
@@ -155,6 +173,58 @@ def decoded(data: bytes, where: str) -> str:
     except UnicodeDecodeError as error:
         raise DataError(f"{where} is not UTF-8 text ({error.reason} at byte {error.start}): convert it.") from error
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_columns(
+    path: Path, header: bool | Sequence[str], advice: str, **dialect: Any
+) -> tuple[dict[Any, tuple[str, ...]], Sequence[int]]:
+    """Returns the columns of a CSV file by name, and the number of each row's first line, from 1.
+
+    ``header``: whether the first row has the names; or the names. Without them columns are numbered from 0. ``advice``
+    is for messages, ``dialect`` for `csv.reader`. Blank lines are ignored. DataError with the line for a row that is
+    malformed or has another number of columns; also for equal names, or no row.
+    """
+    numbered = list(_read_rows(path, advice, **dialect))
+    if len(numbered) <= (header is True):
+        below = " below its header" if numbered else ""
+        raise DataError(f"{path} has no row{below}: give a table with a row per example.")
+    names: Sequence[Any]
+    if header is True:
+        names = [name.strip() for name in numbered.pop(0)[1]]
+    else:
+        names = range(len(numbered[0][1])) if header is False else header
+    for name, count in Counter(names).items():
+        if name != "" and count > 1:
+            raise DataError(f"{path} has {count} columns called {name!r}: rename them.")
+    for line, row in numbered:
+        if len(row) != len(names):
+            known = "the first row has" if isinstance(header, bool) else "its names are"
+            raise DataError(
+                f"line {line} of {path} has {len(row)} columns, but {known} {len(names)}: fix it, or {advice}."
+            )
+    lines, rows = zip(*numbered, strict=True)
+    return dict(zip(names, zip(*rows, strict=True), strict=True)), lines
+
+
+def _read_rows(path: Path, advice: str, **dialect: Any) -> Iterator[tuple[int, list[str]]]:
+    """Yields the number of the first line and the fields of each row that is not blank."""
+    content = read_text(path)
+    first_line = 1
+    # By default Python limits a field to 131,072 characters.
+    limit = csv.field_size_limit(len(content) + 1)
+    try:
+        rows = csv.reader(io.StringIO(content, newline=""), strict=True, **dialect)
+        for row in rows:
+            if len(row) > 1 or "".join(row).strip():
+                yield first_line, row
+            first_line = rows.line_num + 1
+    except (csv.Error, TypeError, ValueError) as error:  # also of a separator that is no character
+        raise DataError(
+            f"the row that starts in line {first_line} of {path} is malformed ({error}): fix its quotation marks, or "
+            f"{advice}."
+        ) from error
+    finally:
+        csv.field_size_limit(limit)
 
 
 @os_errors_named()

@@ -2,14 +2,12 @@
 
 import gzip
 import math
-import zlib
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import numpy as np
 
 from jaxnn.data._arrays import arrays, split_off_validation
-from jaxnn.data._files import PathLike, fetch, find, os_errors_named, read_members
+from jaxnn.data._files import PathLike, fetch, find, opened, os_errors_named, read_members
 from jaxnn.types import DataError, Splits
 
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -99,33 +97,28 @@ def read_idx(path: PathLike, num_axes: int | None = None) -> np.ndarray:
     Splits(arrays: 2 train, inputs uint8 [3])
     """
     path = Path(path)
-    with path.open("rb") as start:
-        is_gzip = start.read(2) == b"\x1f\x8b"  # by its content: a browser may have decompressed what is called .gz
-    try:
-        with cast(BinaryIO, (gzip.open if is_gzip else open)(path, "rb")) as file:
-            magic = file.read(4)
-            if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _DTYPES:
-                found = magic.hex(" ") or "nothing"
-                raise DataError(f"{path} is not an idx file: it starts with {found}; download it again.")
-            dtype, rank = np.dtype(_DTYPES[magic[2]]), magic[3]
-            if num_axes is not None and rank != num_axes:
-                raise DataError(f"{path} has an array of {rank} axes, not of {num_axes}: is it the right file?")
-            header = file.read(4 * rank)
-            if len(header) < 4 * rank:
-                raise DataError(f"{path} is truncated in its header: download it again.")
-            shape = tuple(np.frombuffer(header, ">u4").tolist())
-            num_bytes = math.prod(shape) * dtype.itemsize
-            if is_gzip and num_bytes > max(_GROWS_TO, _GROWS_BY * path.stat().st_size):
-                raise DataError(
-                    f"{path} would decompress to {num_bytes:,} bytes for its shape {shape}, too many for a file of "
-                    "its size: download it again; or, if you trust it, gunzip it first."
-                )
-            # In chunks, since the header may claim any size; one more byte detects a file that is too long.
-            body = bytearray()
-            while chunk := file.read(min(num_bytes + 1 - len(body), 1 << 20)):
-                body += chunk
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be decompressed ({error}): download it again.") from error
+    with opened(path) as file:
+        magic = file.read(4)
+        if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _DTYPES:
+            found = magic.hex(" ") or "nothing"
+            raise DataError(f"{path} is not an idx file: it starts with {found}; download it again.")
+        dtype, rank = np.dtype(_DTYPES[magic[2]]), magic[3]
+        if num_axes is not None and rank != num_axes:
+            raise DataError(f"{path} has an array of {rank} axes, not of {num_axes}: is it the right file?")
+        header = file.read(4 * rank)
+        if len(header) < 4 * rank:
+            raise DataError(f"{path} is truncated in its header: download it again.")
+        shape = tuple(np.frombuffer(header, ">u4").tolist())
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if isinstance(file, gzip.GzipFile) and num_bytes > max(_GROWS_TO, _GROWS_BY * path.stat().st_size):
+            raise DataError(
+                f"{path} would decompress to {num_bytes:,} bytes for its shape {shape}, too many for a file of "
+                "its size: download it again; or, if you trust it, gunzip it first."
+            )
+        # In chunks, since the header may claim any size; one more byte detects a file that is too long.
+        body = bytearray()
+        while chunk := file.read(min(num_bytes + 1 - len(body), 1 << 20)):
+            body += chunk
     if len(body) != num_bytes:
         actual = "more" if len(body) > num_bytes else f"{len(body):,}"
         raise DataError(f"{path} should have {num_bytes:,} bytes of shape {shape} but has {actual}: download it again.")

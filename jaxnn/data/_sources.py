@@ -13,10 +13,11 @@ import numpy as np
 
 from jaxnn.data._arrays import ArraySource, Augmentation, IndexedSource, array_source
 from jaxnn.data._examples import (
+    as_example,
     as_examples,
     check_alike,
     check_label_range,
-    is_integers,
+    first_of,
     num_rows,
     resolve_num_classes,
 )
@@ -153,10 +154,8 @@ def iterable(
             check_alike(f"the {{one}} of example 0 of {split}", one, "that of example 0 of train", like)
         elif given is not None:
             examples = as_examples(split, given)
-            first = jax.tree.map(lambda array: array[0], examples)
-            check_alike(f"each of the {{field}} of {split}", first, "the first of train", like)
-            if is_integers(examples.targets):
-                check_label_range(split, np.asarray(examples.targets), known)
+            check_alike(f"each of the {{field}} of {split}", first_of(examples), "the first of train", like)
+            check_label_range(split, examples.targets, known)
             sources[split] = ArraySource(examples)
     return Splits(**sources, name=name, class_names=tuple(class_names))
 
@@ -190,11 +189,9 @@ class IterableSource(IndexedSource):
                     f"the iterable of train ends before example {index}: let it repeat (Hugging Face: .repeat(None)), "
                     "or train fewer steps."
                 )
-            example = as_examples(where, given, "the {one} of {split}", has_examples=False)
+            example = as_example("train", index, given, self.num_classes)
             like = example if like is None else like
             check_alike(f"the {{one}} of {where}", example, f"that of example {first}", like)
-            if is_integers(example.targets):
-                check_label_range("train", example.targets[None], self.num_classes, first=index)
             yield example
 
     def first(self, count: int) -> list[Examples]:
@@ -241,16 +238,14 @@ def mixture(parts: Mapping[str, Splits], weights: Mapping[str, float]) -> Splits
     if weights.keys() != parts.keys() or not parts or not all(weight > 0 for weight in weights.values()):
         raise DataError(f"a mixture of {', '.join(parts)} needs a weight above 0 for each, not {dict(weights)}.")
     sources = {name: array_source(splits.train) for name, splits in parts.items()}
+    first, model = next(iter(sources.items()))
+    like = first_of(model.examples)
     for name, source in sources.items():
         if source.augment is not None or isinstance(source, MixedSource | OrderedSource):
             raise DataError(f"the part {name} of a mixture is augmented, mixed or in order: do that to the mixture.")
-        if parts[name].class_names != next(iter(parts.values())).class_names:
-            raise DataError(f"the part {name} of a mixture has other classes than {next(iter(parts))}: rename them.")
-    (first, model), *others = sources.items()
-    one, *_ = (jax.tree.map(lambda array: array[0], source.examples) for source in (model,))
-    for name, source in others:
-        example = jax.tree.map(lambda array: array[0], source.examples)
-        check_alike(f"each of the {{field}} of {name}", example, f"each of those of {first}", one)
+        if parts[name].class_names != parts[first].class_names:
+            raise DataError(f"the part {name} of a mixture has other classes than {first}: rename them.")
+        check_alike(f"each of the {{field}} of {name}", first_of(source.examples), f"each of those of {first}", like)
     together: Examples = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(s.examples for s in sources.values()))
     counts = tuple(source.num_examples for source in sources.values())
     shares = tuple(weights[name] / sum(weights.values()) for name in sources)

@@ -88,8 +88,7 @@ def stream(
         sources[split] = source = StreamSource(reader, split, known, num_workers, host_augment)
         like = sources["train"].like
         _examples.check_alike(f"the {{one}} of example 0 of {split}", source.like, "that of example 0 of train", like)
-        if _examples.is_integers(source.targets):
-            _examples.check_label_range(split, source.targets, known)
+        _examples.check_label_range(split, source.targets, known)
     return Splits(**sources, name=name, class_names=tuple(class_names))
 
 
@@ -133,7 +132,7 @@ class StreamSource(IndexedSource):
                 if len({np.shape(leaf) for leaf in column}) == 1 and np.asarray(column).dtype.kind == "f":
                     name = f"the values of {self.split}{jax.tree_util.keystr(path)}"
                     _examples.check_resolution(name, np.asarray(column))
-        return self._converted(0, first)
+        return _examples.as_example(self.split, 0, first, self.num_classes)
 
     @functools.cached_property
     def targets(self) -> Any:
@@ -142,7 +141,7 @@ class StreamSource(IndexedSource):
         if listed is None:
             return jax.tree.map(lambda one: one[None], self.like.targets)
         listed = _examples.as_examples(self.split, (np.arange(len(self.reader)), listed)).targets
-        first = self.like._replace(targets=jax.tree.map(lambda array: array[0], listed))
+        first = self.like._replace(targets=_examples.first_of(listed))
         _examples.check_alike(
             f"the first of the {{field}} that {self.split} lists", first, "that of example 0", self.like
         )
@@ -150,18 +149,11 @@ class StreamSource(IndexedSource):
 
     def example(self, index: int) -> Examples:
         """Returns the example at ``index`` with dtypes as of `jaxnn.data.arrays`; DataError if it cannot be used."""
-        return self._converted(index, self._given(index))
+        return _examples.as_example(self.split, index, self._given(index), self.num_classes)
 
     def _given(self, index: int) -> Any:
         with errors_named(f"reading example {index} of {self.split}"):
             return self.reader[index]
-
-    def _converted(self, index: int, given: Any) -> Examples:
-        where = f"example {index} of {self.split}"
-        example = _examples.as_examples(where, given, "the {one} of {split}", has_examples=False)
-        if _examples.is_integers(example.targets):
-            _examples.check_label_range(self.split, example.targets[None], self.num_classes, first=index)
-        return example
 
     @property
     def num_examples(self) -> int:

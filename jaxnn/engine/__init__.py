@@ -8,7 +8,6 @@ from jaxnn.engine._options import (
     RunOptions,
     StrategyOption,
     check_config,
-    check_marked,
     closing_writers,
     deciding_options,
     make_plan,

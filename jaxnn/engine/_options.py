@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from jaxnn._bounds import bounded, check_fields
 from jaxnn.engine._windows import Plan, near_divisor
 from jaxnn.parallel import find_strategy, parse_mesh
 from jaxnn.record import TRACKERS, Writers
@@ -59,40 +60,21 @@ SIMPLE: dict[Any, type | tuple[type, ...]] = {
 }
 
 
-def option(
-    default: Any = None,
-    *,
-    least: int | None = None,
-    choices: tuple[Any, ...] = (),
-    kept: bool = False,
-    decides: bool = False,
-) -> Any:
-    """A field of options with this ``default``.
+def option(default: Any = None, *, kept: bool = False, decides: bool = False, **bounds: Any) -> Any:
+    """A field of options with this ``default``, and ``bounds`` as of `bounded`.
 
     Args:
         default: its value if none is given.
-        least: it is a whole number, and at least this; or its default.
-        choices: the values that it may have.
         kept: a resumed run or sweep has the one of its record, unless it is given.
         decides: members that differ in it cannot be compared, so it is the same in all parts of a sweep.
+        bounds: ``least``, ``most``, ``positive`` or ``choices``.
     """
-    marks = {"least": least, "choices": choices, "kept": kept, "decides": decides}
-    return dataclasses.field(default=default, metadata=marks)
+    return bounded(default, kept=kept, decides=decides, **bounds)
 
 
 def marked(options: Any, mark: Literal["kept", "decides"]) -> tuple[str, ...]:
     """The names of the fields of ``options``, or of a class of them, that have a mark of `option`."""
     return tuple(field.name for field in dataclasses.fields(options) if field.metadata.get(mark))
-
-
-def check_marked(options: Any) -> None:
-    """Raises ConfigError for a field that is not as its `option` says."""
-    for field in dataclasses.fields(options):
-        value, least, choices = getattr(options, field.name), *map(field.metadata.get, ("least", "choices"))
-        if least is not None and (value is not None or field.default is not None):
-            check_int(field.name, value, least)
-        if choices and value not in choices:
-            raise ConfigError(f"{field.name} is {value!r}, and must be one of {', '.join(map(str, choices))}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +156,7 @@ class RunOptions:
             if not is_name or not 0 < len(self.name) <= MOST_OF_A_NAME or not self.name.strip(". "):
                 wanted = f"a text of 1 to {MOST_OF_A_NAME} characters, without slashes"
                 raise ConfigError(f"name is {self.name!r:.60}, and must be {wanted}: it names a folder.")
-        check_marked(self)
+        check_fields(self)
         seconds = self.stall_after
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
             raise ConfigError(f"stall_after is {seconds!r}, and must be a number of seconds, 0 or more.")

@@ -6,7 +6,6 @@ from jaxnn.optim._combinators import (
     LossScaleState,
     as_one,
     averaging,
-    check_range,
     evaluation_params,
     evaluation_state,
     has_average,

@@ -4,18 +4,16 @@ Each takes any Optax optimizer. Norms and decays are numbers ``[]``, and may be 
 raises `ConfigError`.
 """
 
-import math
-import numbers
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.typing import ArrayLike
 
+from jaxnn._bounds import check_range
 from jaxnn.optim._adam import AdamTransformation
 from jaxnn.types import ConfigError, Params, PyTree, TrainState, check_int
 
@@ -401,17 +399,6 @@ def is_decayed(params: Params) -> Any:
     >>> optimizer = optax.adamw(1e-3, weight_decay=0.1, mask=jn.optim.is_decayed)
     """
     return jax.tree.map(lambda leaf: jnp.ndim(leaf) >= 2, params)
-
-
-def check_range(where: str, name: str, value: Any, high: float = math.inf, *, positive: bool = False) -> None:
-    """Raises ConfigError unless ``value`` is a number in 0…``high``, > 0 if ``positive``; arrays and tracers pass."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    is_inside = is_number and 0 <= float(value) <= high and (float(value) > 0 or not positive)
-    if not is_inside and not isinstance(value, jax.Array | np.ndarray):
-        allowed = "> 0" if positive else ">= 0"
-        if high < math.inf:
-            allowed = f"> 0 and <= {high:g}" if positive else f"in 0…{high:g}"
-        raise ConfigError(f"{where}: {name} must be a number {allowed}, not {value!r}.")
 
 
 def path_matches(pattern: str, path: str) -> bool:

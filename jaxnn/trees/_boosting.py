@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxnn._bounds import check_fields, check_range
 from jaxnn.data import Bins, check_labels
 from jaxnn.observe import available_bytes, format_bytes
-from jaxnn.optim import check_range
 from jaxnn.trees._growth import Tree, empty_tree, find_leaves, fixed_sum, grow, num_histograms, num_nodes
 from jaxnn.trees._objectives import Objective, derivatives, leaf_quantiles, weighted_mean
-from jaxnn.trees._splits import Growth
+from jaxnn.trees._splits import MAX_DEPTH, Growth
 from jaxnn.types import (
     Array,
     Batch,
@@ -31,8 +31,6 @@ from jaxnn.types import (
     TrainStep,
     check_int,
 )
-
-MAX_DEPTH = 10
 
 
 class Boosting(NamedTuple):
@@ -93,25 +91,15 @@ def boosting(
     ... )
     """
     check_int("boosting: num_trees", num_trees)
-    if check_int("boosting: max_depth", max_depth) > MAX_DEPTH:
-        deep = f"not {max_depth}: nodes double with each level"
-        raise ConfigError(f"boosting: max_depth must be at most {MAX_DEPTH}, {deep}.")
-    if num_leaves is not None:
-        check_int("boosting: num_leaves", num_leaves, least=2)
-    if check_int("boosting: max_bins", max_bins, least=2) > Bins.missing:
-        raise ConfigError(f"boosting: max_bins must be at most {Bins.missing}, since a bin is a byte, not {max_bins}.")
-    check_range("boosting", "learning_rate", learning_rate, positive=True)
-    check_range("boosting", "the objective's largest_step", objective.largest_step, positive=True)
-    for name, value in {"l1": l1, "l2": l2, "min_child_weight": min_child_weight, "min_gain": min_gain}.items():
-        check_range("boosting", name, value)
     sampling = {"row_fraction": row_fraction, "column_fraction": column_fraction}
     for name, value in sampling.items():
         check_range("boosting", name, value, 1.0, positive=True)
     counts = categorical.values() if isinstance(categorical, Mapping) else [max_bins]
     growth = Growth(
-        max_depth, num_leaves, max_bins + 1, tuple(categorical), max([0, *counts]), tuple(monotone),
+        max_depth, num_leaves, max_bins, tuple(categorical), max([0, *counts]), tuple(monotone),
         learning_rate, l1, l2, min_child_weight, min_gain, objective.largest_step,
     )  # fmt: skip
+    check_fields(growth, "boosting")
     if not {*growth.monotone} <= {-1, 0, 1}:
         raise ConfigError(f"boosting: monotone must be -1, 0 or 1 for each column, not {growth.monotone!r}.")
     if any(growth.monotone[column] for column in growth.categorical if column < len(growth.monotone)):
@@ -213,7 +201,7 @@ def _check_data(objective: Objective, growth: Growth, params: Any, state: Any, b
         raise ConfigError(f"{wrong}: give boosting categorical=splits.train.bins.num_categories.")
     most = max(len(edges) + (column not in bins.categorical) for column, edges in enumerate(bins.edges))
     if most >= growth.num_bins:
-        raise ConfigError(f"a column has {most} bins, and boosting max_bins={growth.num_bins - 1}: give it {most}.")
+        raise ConfigError(f"a column has {most} bins, and boosting max_bins={growth.max_bins}: give it {most}.")
     if max(bins.num_categories.values(), default=0) > growth.num_categories:
         raise ConfigError("boosting has fewer categories than the bins: give it bins.num_categories.")
 

@@ -17,6 +17,7 @@ from sklearn.base import RegressorMixin, is_classifier
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from jaxnn._bounds import bounded, check_fields
 from jaxnn.data import BinnedSource, Bins, check_resolution, learn_bins
 from jaxnn.record import first_line, read_file, with_tuples, write_bytes
 from jaxnn.run import Estimator, LabelEstimator, export_function, fit, with_hints
@@ -59,8 +60,8 @@ class _GradientBoosting(Estimator):
     categorical: tuple[int, ...] = ()
     monotone: tuple[int, ...] = ()
     random_state: int | None = 0
-    patience: int | None = None
-    validation_fraction: float = 0.1
+    patience: int | None = bounded(None, least=1)
+    validation_fraction: float = bounded(0.1, positive=True)
 
     @property
     def n_iter_(self) -> int:
@@ -83,14 +84,8 @@ class _GradientBoosting(Estimator):
         if (objective.num_classes or 0) != num_classes:
             wanted = f"labels of {num_classes} classes" if num_classes else "numbers"
             raise ConfigError(f"the objective is not for {wanted}: see jn.trees.Objective.num_classes.")
-        settings = self.get_params()
-        for field in dataclasses.fields(_GradientBoosting):
-            value = settings[field.name]
-            if field.type == "float" and (np.ndim(value) or np.asarray(value).dtype.kind not in "fiu"):
-                raise ConfigError(f"{field.name} must be a number, not {value!r}.")
-        if self.patience is not None:
-            check_int("patience", self.patience)
-        settings |= {"objective": objective, "categorical": self.bins_.num_categories}
+        check_fields(self)
+        settings = self.get_params() | {"objective": objective, "categorical": self.bins_.num_categories}
         return boosting(**{name: settings[name] for name in inspect.signature(boosting).parameters})
 
     def _train(self, inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Self:

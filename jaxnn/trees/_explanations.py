@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxnn.data import Bins
 from jaxnn.record import new_figure, new_panels
-from jaxnn.trees._boosting import MAX_DEPTH
+from jaxnn.trees._splits import MAX_DEPTH
 from jaxnn.types import Array, ConfigError, DataError, TrainState, check_int
 
 if TYPE_CHECKING:
@@ -41,9 +41,8 @@ def _fitted(model: Any) -> _Fitted:
         bins, columns = splits.train.bins, splits.train.columns
         if columns is None:
             return _Fitted(known, bins, None, splits.class_names)
-        first = len(columns.numbers)
-        names, categories = (*columns.numbers, *columns.categories), enumerate(columns.categories.values(), first)
-        return _Fitted(known, bins, names, splits.class_names, dict(categories))
+        categories = dict(zip(bins.categorical, columns.categories.values(), strict=True))
+        return _Fitted(known, bins, columns.names, splits.class_names, categories)
     if hasattr(model, "state_"):
         of_frame = getattr(model, "feature_names_in_", None)
         return _Fitted(model.state_, model.bins_, of_frame, getattr(model, "classes_", ()))

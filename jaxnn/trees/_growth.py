@@ -155,19 +155,18 @@ def grow(bins: Array, gradient: Array, hessian: Array, columns: Array, growth: G
     sharded = "the rows are sharded" if batch_sharding(bins.shape[1]) is not None else None
     constrained = "it has no monotone constraints" if growth.monotone else None
     name = choose("trees", None, {"native": constrained or sharded or native_obstacle("jaxnn_grow_trees")})
-    numbers = growth.numbers
+    growth = jax.tree.map(lambda number: jnp.asarray(number, jnp.float32), growth)
     with scope("trees", name), jax.enable_x64(True):  # for sums of 64 bits: every dtype below is given
         rounded, units = zip(*map(fixed_point, (gradient, hessian)), strict=True)
         unit = jnp.stack(units)
         if name == "native":  # the kernel rounds too, and XLA drops the pairs
-            static = growth.with_numbers([None] * len(numbers))
-            return _grow_natively(bins, gradient, hessian, unit, columns, numbers, static)  # type: ignore[no-any-return]
-        return _grow(bins, jnp.stack(rounded, axis=-1), unit, columns, growth.with_numbers(numbers))
+            return _grow_natively(bins, gradient, hessian, unit, columns, growth)  # type: ignore[no-any-return]
+        return _grow(bins, jnp.stack(rounded, axis=-1), unit, columns, growth)
 
 
-@functools.partial(traced_once, static_argnames="growth")
+@traced_once
 def _grow_natively(
-    bins: Array, gradient: Array, hessian: Array, unit: Array, columns: Array, numbers: Array, growth: Growth
+    bins: Array, gradient: Array, hessian: Array, unit: Array, columns: Array, growth: Growth
 ) -> tuple[Tree, Array]:
     """The same tree from ``native/onednn/src/trees.cc``: it reads the rows of the smaller children only."""
     like = jax.eval_shape(lambda: empty_tree(num_nodes(growth)))
@@ -175,7 +174,7 @@ def _grow_natively(
         "jaxnn_grow_trees", [*like, jax.ShapeDtypeStruct(bins.shape[1:], jnp.int32)], vmap_method="expand_dims"
     )
     *tree, leaf = call(
-        *(bins.T, gradient, hessian, unit, columns, numbers),
+        *(bins.T, gradient, hessian, unit, columns, jnp.stack(jax.tree.leaves(growth))),
         max_depth=growth.max_depth,
         num_leaves=growth.num_leaves or 0,
         num_bins=growth.num_bins,

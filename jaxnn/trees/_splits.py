@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -10,35 +11,35 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxnn._bounds import bounded
 from jaxnn.nn import choose
 
+MAX_DEPTH = 10  # nodes double with each level
 WORDS = 8  # of 32 bits: one bit for each of 256 bins
 
 
-class Growth(NamedTuple):
-    """How a tree grows. The numbers may be tracers, the others are static."""
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Growth:
+    """How a tree grows: a pytree of the numbers, in the order of the native kernel; the other settings are static."""
 
-    max_depth: int
-    num_leaves: int | None  # None: depth by depth
-    num_bins: int  # with that of missing values, the last
-    categorical: tuple[int, ...]  # columns
-    num_categories: int  # the most of a column
-    monotone: tuple[int, ...]  # -1, 0 or 1 for each column; empty: no constraints
-    learning_rate: Any
-    l1: Any
-    l2: Any
-    min_child_weight: Any
-    min_gain: Any
-    largest_step: Any = math.inf  # the largest absolute value of a leaf, before the learning rate
+    max_depth: int = bounded(least=1, most=MAX_DEPTH, static=True)
+    num_leaves: int | None = bounded(None, least=2, static=True)  # None: depth by depth
+    max_bins: int = bounded(255, least=2, most=255, static=True)
+    categorical: tuple[int, ...] = bounded((), static=True)  # columns
+    num_categories: int = bounded(0, static=True)  # the most of a column
+    monotone: tuple[int, ...] = bounded((), static=True)  # -1, 0 or 1 for each column; empty: no constraints
+    learning_rate: Any = bounded(0.1, positive=True)
+    l1: Any = bounded(0.0, positive=False)
+    l2: Any = bounded(1.0, positive=False)
+    min_child_weight: Any = bounded(1e-3, positive=False)
+    min_gain: Any = bounded(0.0, positive=False)
+    largest_step: Any = bounded(math.inf, positive=True)  # the largest absolute value of a leaf, before the rate
 
     @property
-    def numbers(self) -> Array:
-        """The settings that may be tracers: ``[6]`` float32."""
-        return jnp.stack([jnp.asarray(number, jnp.float32) for number in self[6:]])
-
-    def with_numbers(self, numbers: Any) -> Growth:
-        """These settings with other numbers; without any they have a hash."""
-        return Growth(*self[:6], *numbers)
+    def num_bins(self) -> int:
+        """The number of bins with that of missing values, the last."""
+        return self.max_bins + 1
 
 
 class Split(NamedTuple):

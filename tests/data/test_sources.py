@@ -1,5 +1,6 @@
 """Data besides arrays: tables, generated batches, iterables, mixtures, and data sets of Grain."""
 
+import gzip
 import hashlib
 import itertools
 import sys
@@ -174,12 +175,11 @@ def test_files_and_frames_are_the_same_table(tmp_path):
     frame.to_parquet(tmp_path / "people.parquet")
     check(jn.data.table(tmp_path / "people.parquet", **OPTIONS))
     check(jn.data.table(frame.astype({"code": "category"}), target="kind"))
-    with pytest.raises(DataError, match="people.csv cannot be read .Length of header or names"):
+    with pytest.raises(DataError, match="line 1 of .*people.csv has 5 columns, but its names are 2: fix it"):
         jn.data.table(path, target="a", names=["a", "b"])
 
 
 def test_categories_are_spelled_alike_in_every_file(tmp_path):
-    pytest.importorskip("pandas")
     (tmp_path / "train.csv").write_text("zip,size,y\n02134,1.50,1.5\nK1A,XL,-9\n00501,M,3.5\n")
     (tmp_path / "test.csv").write_text("zip,size,y\n00501,1.50,1.5\n02134,1.50,3.5\n")
     with pytest.raises(DataError, match="the target 'y' is missing in row 1"):
@@ -217,12 +217,11 @@ def test_names_of_a_file_are_its_own(tmp_path):
     with pytest.warns(UserWarning, match="train: column 1 has no name, as frame.to_csv writes its index, and is left"):
         assert jn.data.table(path, **how).train.columns.numbers == ("a", "b")
     path.write_text("x,b,x,y\n1,2,3,0\n2,3,4,1\n")
-    with pytest.raises(DataError, match="t.csv cannot be read .it has 2 columns called 'x'"):
+    with pytest.raises(DataError, match="t.csv has 2 columns called 'x'"):
         jn.data.table(path, **how)
 
 
 def test_categories_of_another_spelling_are_the_same_and_unknown_ones_are_said(tmp_path):
-    pytest.importorskip("pandas")
     write = {"train": ("1", "02", "True", "1.10"), "test": ("1.0", "02", "TRUE", "1.10"), "other": ("9",) * 5}
     for name, zones in write.items():
         rows = "".join(f"{zone},{row}.5\n" for row, zone in enumerate(zones))
@@ -247,11 +246,13 @@ def test_a_polars_frame_is_the_same_table():
     check(jn.data.table(pytest.importorskip("polars").DataFrame(COLUMNS), **OPTIONS))
 
 
-def test_files_need_pandas(tmp_path, monkeypatch):
-    (tmp_path / "a.csv").touch()
+def test_parquet_files_need_pandas_and_csv_files_may_be_gzipped(tmp_path, monkeypatch):
+    (tmp_path / "a.parquet").touch()
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"a,y\n1_0,0.5\nNA,1\n"))
     monkeypatch.setitem(sys.modules, "pandas", None)
+    assert jn.data.table(tmp_path / "a.csv.gz", target="y").train.columns.categories == {"a": ("1_0",)}
     with pytest.raises(ConfigError, match=r'pip install "jaxnn\[tables\]"'):
-        jn.data.table(tmp_path / "a.csv", target="kind")
+        jn.data.table(tmp_path / "a.parquet", target="kind")
 
 
 def test_fractions_are_disjoint_and_categories_those_of_train():

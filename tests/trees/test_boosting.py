@@ -289,7 +289,7 @@ WRONG_FILES: dict[str, Callable[[Any, Any], Any]] = {
     "its trees are none": lambda arrays, settings: arrays["trees.left"].fill(0),
     "edges of column 0 do not": lambda arrays, settings: arrays["edges.00000"].fill(0.0),
     "instead of int32 [2147483647, 1, 15]": lambda arrays, settings: settings.update(num_trees=2**31 - 1),
-    "max_depth must be at most 10": lambda arrays, settings: settings.update(max_depth=10**9),
+    "max_depth must be an integer in 1…10": lambda arrays, settings: settings.update(max_depth=10**9),
     "l2 must be a number": lambda arrays, settings: settings.update(l2="1"),
 }
 
@@ -372,13 +372,14 @@ def test_plots_show_conditions_in_units_of_the_inputs_and_names_of_a_table():
     widths = [bar.get_width() for bar in bars.patches]
     np.testing.assert_allclose([widths[-1], sum(widths)], [100 * model.feature_importances_[3], 100])
     group, amount = np.divmod(np.arange(ROWS), 16)
-    columns = {"amount": amount, "job": np.where(group % 2, "nurse", "cook")}
+    columns = {"amount": np.where(amount > 14, np.nan, amount), "job": np.where(group % 2, "nurse", "cook")}
     columns["kind"] = np.where(group % 2 & (amount > 2), "b", "a")
-    run = tiny.fit(experiment(trees.cross_entropy(2), jn.data.binned(jn.data.table(columns, target="kind"))), **HOW)
+    data = jn.data.binned(jn.data.standardize(jn.data.table(columns, target="kind")))
+    run = tiny.fit(experiment(trees.cross_entropy(2), data), **HOW)
     names = [text.get_text() for text in trees.plot_importances(run).axes[0].get_yticklabels()]
     axes = trees.plot_tree(run, max_depth=1).axes[0]
     texts = [text.get_text().split("\n")[0] for text in axes.texts]
-    assert [*names, axes.get_title()] == ["amount", "job", "tree 0, score of b"]
+    assert [*names, axes.get_title()] == ["amount is missing", "amount", "job", "tree 0, score of b"]
     assert (texts[0], texts[-1]) == ("… 2 leaves", "job in {nurse}")
 
 
@@ -480,6 +481,7 @@ ERRORS: dict[type[jn.JaxnnError], dict[str, Callable[[], Any]]] = {
     jn.ConfigError: {
         "Regressor has no parameter 'n_estimators': did you mean 'num_trees'": lambda: fit_table(n_estimators=3),
         "row_fraction must be a number > 0 and <= 1": lambda: fit_table(row_fraction=80),
+        "l2 must be a number >= 0, not array([0, 1])": lambda: fit_table(l2=np.arange(2)),
         "monotone must be -1, 0 or 1": lambda: fit_table(monotone=(1, 2, 0, 0)),
         "monotone has 2 values, and the table 4": lambda: fit_table(monotone=(1, 0)),
         "no categorical column 9": lambda: fit_table(categorical=(9,)),

@@ -81,9 +81,7 @@ def learn_bins(
 
     DataError for infinite values, a column without any value, or categories that are not integers.
     """
-    check_int("learn_bins: max_bins", max_bins, least=2)
-    if max_bins > Bins.missing:
-        raise ConfigError(f"learn_bins: max_bins must be at most 255, since a bin is a byte, not {max_bins}.")
+    check_int("learn_bins: max_bins", max_bins, least=2, most=Bins.missing)
     values = _numbers(inputs)
     for column in categorical:
         if check_int("learn_bins: a column of categorical", column, least=0) >= values.shape[1]:
@@ -221,7 +219,7 @@ def binned(
         name, classes, columns = train.name, train.class_names, getattr(train.train, "columns", None)
         parts = {split: source.read(np.arange(source.num_examples)) for split, source in train.named().items()}
         if columns is not None:
-            width = _numbers(parts["train"].inputs).shape[1]
+            width = len(columns.names)
             categorical = range(width - len(columns.categories), width)
     bins = learn_bins(parts["train"][0], max_bins=max_bins, categorical=categorical)
     padding = -len(parts["train"][1]) % check_int("binned: multiple_of", multiple_of)

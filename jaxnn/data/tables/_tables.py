@@ -5,8 +5,6 @@ import dataclasses
 import math
 import os
 import re
-import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +12,17 @@ from typing import Any
 import numpy as np
 
 from jaxnn.data._arrays import ArraySource, apply_scaling, split_by_fraction
-from jaxnn.data._examples import check_resolution, distinct
-from jaxnn.data._files import os_errors_named
+from jaxnn.data._examples import check_resolution, distinct, ids_of
+from jaxnn.data._files import os_errors_named, read_columns
 from jaxnn.types import ConfigError, DataError, Examples, Splits, suggest, warn
 
 _FEW_ROWS = 5  # from so many on, rows none of which has a known category are no chance
 _ENOUGH_ROWS = 20  # from so many on, texts that are nearly all different, or pairs that always agree, are no chance
-_UNNAMED = "has no name"  # after its number: a column of a CSV file whose header is empty there
 _MOST_DIFFERENT = 0.95  # the share of different texts above which a column is an id
+# Texts of a CSV file that mean a missing value, as in pandas.
+_MISSING_IN_FILES = (
+    "#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan|null".split("|")
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,12 @@ class Columns:
     scaling: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all columns of the inputs: numbers, marks of missing ones by `standardize`, categories."""
+        marks = () if self.scaling is None else np.array(self.numbers, object)[self.scaling[2]].tolist()
+        return (*self.numbers, *(f"{name} is missing" for name in marks), *self.categories)
+
+    @property
     def num_categories(self) -> tuple[int, ...]:
         """The number of ids of each column in ``inputs["categories"]``, including 0, for `jaxnn.models.TableMLP`."""
         return tuple(len(known) + 1 for known in self.categories.values())
@@ -62,7 +69,7 @@ class Columns:
             numbers = np.stack([columns[name] for name in self.numbers], axis=1).astype(np.float32)
             inputs["numbers"] = apply_scaling(numbers, *self.scaling) if self.scaling else numbers
         if self.categories:
-            ids = {name: _ids(columns[name], known) for name, known in self.categories.items()}
+            ids = {name: ids_of(columns[name], known) + 1 for name, known in self.categories.items()}
             for name, known in self.categories.items():
                 given = [text for text in columns[name] if text]
                 if len(given) >= _FEW_ROWS and not ids[name].any():
@@ -102,7 +109,7 @@ def table(
     and pandas' categories are categories; ``1.0`` is written as ``1``, and ``TRUE`` as ``True``. A column of a CSV file
     without a name, as of an index, is left out with a warning; a column that tells the target is warned of.
     `standardize` prepares the numbers for networks; `binned` takes them as they are. ``splits.train.columns`` are the
-    `Columns`. Files need ``pip install "jaxnn[tables]"``.
+    `Columns`. Parquet files need ``pip install "jaxnn[tables]"``.
 
     >>> columns = {"age": [25, None, 40], "job": ["cook", "nurse", "cook"], "pay": [1.5, 2.5, 3.0]}
     >>> jn.data.table(columns, target="pay", test=0.3)
@@ -123,10 +130,10 @@ def table(
         seed: the seed of the random choice.
 
     Raises:
-        ConfigError: pandas or pyarrow, which read files, are not installed.
-        DataError: a file that cannot be read or has equal names, or a column that cannot be used, such as one of texts
-            that differ in every row; a target that is missing in some row, has one class, too many, or one that is not
-            in ``train``; fractions that leave nothing to train on.
+        ConfigError: pandas or pyarrow, which read Parquet files, are not installed.
+        DataError: a file that cannot be read, or has equal names or rows of different lengths; a column that cannot be
+            used, such as one of texts that differ in every row; a target that is missing in some row, has one class,
+            too many, or one that is not in ``train``; fractions that leave nothing to train on.
     """
     # The first are what is missing in NumPy, Python and pandas, as texts.
     categorical, drop = ([each] if isinstance(each, str) else each for each in (categorical, drop))
@@ -215,7 +222,7 @@ def _targets(values: np.ndarray, where: str, classes: tuple[str, ...]) -> np.nda
     """Returns labels int32 ``[rows]``, or numbers float32 ``[rows]`` if there are no classes."""
     if not classes:
         check_resolution(f"the values of {where}", values)
-    targets = _ids(values, classes) - 1 if classes else values.astype(np.float32)
+    targets = ids_of(values, classes) if classes else values.astype(np.float32)
     wrong = targets < 0 if classes else np.isnan(targets)
     if wrong.any():
         row = wrong.argmax()
@@ -224,11 +231,6 @@ def _targets(values: np.ndarray, where: str, classes: tuple[str, ...]) -> np.nda
         )
         raise DataError(f"{where} is {what} in row {row} (such rows: {wrong.sum():,}): fix or remove them in a frame.")
     return targets
-
-
-def _ids(texts: np.ndarray, known: tuple[str, ...]) -> np.ndarray:
-    ids = {text: number for number, text in enumerate(known, 1)}
-    return np.array([ids.get(text, 0) for text in texts], np.int32)
 
 
 def _read(
@@ -247,14 +249,11 @@ def _read(
     given: dict[Any, None] = dict.fromkeys(getattr(table, "columns", table))  # in order, found at once among thousands
     if lacking := [name for name in (*kinds, *(drop or ())) if name not in given]:
         raise DataError(f"{where} has no column {lacking[0]!r}: {suggest(lacking[0], map(str, given))}.")
-    dropped = {*(drop or ())} - kinds.keys()
+    dropped = {"", *(drop or ())} - kinds.keys()
+    if drop is not None and "" in dropped & given.keys():
+        at = f"column {[*given].index('') + 1} has no name, as frame.to_csv writes its index"
+        warn(f"{where}: {at}, and is left out: name it in the file to use it.")
     wanted = kinds if drop is None else [name for name in given if name not in dropped]
-    if unnamed := [name for name in wanted if str(name).endswith(_UNNAMED)] if drop is not None else []:
-        warn(
-            f"{where}: {unnamed[0]}, as frame.to_csv writes its index, and is left out: name it in the file to use it."
-        )
-        dropped |= {*unnamed}
-        wanted = [name for name in wanted if name not in dropped]
     columns = {name: _convert(table[name], kinds.get(name), missing, f"{where}: column {name!r}") for name in wanted}
     lengths = {name: len(column) for name, column in columns.items()}
     if len({*lengths.values()}) != 1 or 0 in lengths.values():
@@ -279,11 +278,9 @@ def _convert(given: Any, category: bool | None, missing: tuple[str, ...], where:
     def is_missing(text: str) -> bool:
         return text in missing or (absent != [] and _number(text) in absent and not re.match(r"-?0\d", text))
 
-    if category is None and values.dtype.kind in "iuf":
-        category = str(getattr(given, "dtype", "")) == "category"
-    elif category is None:
+    if category is None:
         texts = {str(item).strip() for item in values.tolist() if isinstance(item, str | bool)}
-        category = not all(map(is_missing, texts)) or str(getattr(given, "dtype", "")) == "category"
+        category = str(getattr(given, "dtype", "")) == "category" or not all(map(is_missing, texts))
     if category or values.dtype.kind not in "iuf":
         # Integers are floats in a column where some are missing.
         items = (int(x) if isinstance(x, float) and x.is_integer() else x for x in values.tolist())
@@ -322,14 +319,15 @@ def _is_number(text: str) -> bool:
     return math.isfinite(_number(text))
 
 
-def _as_numbers(texts: Any) -> Any:
-    """The numbers of ``texts``, a column of pandas, or the column; spaces are taken off if they must be: it is slow."""
-    import pandas
-
-    for has_spaces in (False, True):
-        with contextlib.suppress(ValueError):
-            return pandas.to_numeric(texts.str.strip() if has_spaces else texts.to_numpy(object))
-    return texts
+def _as_numbers(texts: Sequence[str]) -> np.ndarray:
+    """The numbers that all ``texts`` are, NaN for empty ones; else the texts."""
+    if any("_" in text for text in texts):  # Python takes 1_000 for a number
+        return np.array(texts, object)
+    with contextlib.suppress(ValueError, OverflowError):
+        return np.array([int(text) for text in texts], np.int64)
+    with contextlib.suppress(ValueError):
+        return np.array([float(text or "nan") for text in texts])
+    return np.array(texts, object)
 
 
 @os_errors_named()
@@ -342,34 +340,21 @@ def _read_file(
     separator: str = ",",
 ) -> Any:
     path.stat()  # its error has the file's name
-    try:
-        import pandas
+    if path.suffix in (".parquet", ".pq"):
+        try:
+            import pandas
 
-        if path.suffix in (".parquet", ".pq"):
             return pandas.read_parquet(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pandas.errors.ParserWarning)  # rows longer than the header
-            how: Any = {
-                "sep": separator,
-                "index_col": False,
-                "skipinitialspace": True,
-                "dtype": str,
-                "low_memory": False,
-            }
-            header = None
-            if names is None:
-                # pandas would rename columns of equal names, and those without one.
-                first = pandas.read_csv(path, header=None, nrows=1, keep_default_na=False, **how | {"dtype": object})
-                header, names = 0, [str(name).strip() for name in first.iloc[0]]
-                counts = Counter(filter(None, names))
-                if twice := [name for name, count in counts.items() if count > 1]:
-                    raise ValueError(f"it has {counts[twice[0]]} columns called {twice[0]!r}")
-                names = [name or f"column {number} {_UNNAMED}" for number, name in enumerate(names, 1)]
-            frame = pandas.read_csv(path, header=header, names=names, na_values=[*missing], **how)
+        except ImportError as error:
+            raise ConfigError(f'{path.name} needs pandas and pyarrow: pip install "jaxnn[tables]".') from error
+        except ValueError as error:
+            raise DataError(f"{path} cannot be read ({str(error).partition('\n')[0]}): write it again.") from error
+    how: Any = {"delimiter": separator, "skipinitialspace": True}
+    given, _ = read_columns(path, names or True, "set another separator", **how)
+    absent = {*missing, *_MISSING_IN_FILES}
+    columns = {}
+    for name, fields in given.items():
+        texts = ["" if (text := field.strip()) in absent else text for field in fields]
         # A category keeps its leading zeros in every file.
-        return {name: texts if kinds.get(name) else _as_numbers(texts) for name, texts in frame.items()}
-    except ImportError as error:
-        raise ConfigError(f'{path.name} needs pandas and pyarrow to be read: pip install "jaxnn[tables]".') from error
-    except (ValueError, Warning) as error:
-        reason = str(error).partition("\n")[0]
-        raise DataError(f"{path} cannot be read ({reason}): check separator and names.") from error
+        columns[name] = np.array(texts, object) if kinds.get(name) else _as_numbers(texts)
+    return columns

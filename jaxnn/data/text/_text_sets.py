@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -128,7 +128,8 @@ def imdb(
     if path.is_dir():
         pairs, class_names = _read_tree(path, _files.list_folder(path, _SUFFIXES, _IMDB_CLASSES))
     else:
-        pairs, class_names = _read_tree(path, *_read_archive(path))
+        listing, contents = _read_archive(path)
+        pairs, class_names = _read_tree(path, listing, contents.__getitem__)
     if class_names != _IMDB_CLASSES or "test" not in pairs:
         raise DataError(f"{path} does not have {_IMDB_FOLDER}/{{train,test}}/{{neg,pos}}/*.txt: download it again.")
     reviews, labels = pairs["train"]
@@ -148,16 +149,14 @@ def _read_archive(path: Path) -> tuple[Listing, dict[str, str]]:
 
 
 def _read_tree(
-    path: Path, listing: Listing, contents: Mapping[str, str] | None = None
+    path: Path, listing: Listing, read: Callable[[str], str] | None = None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Returns the texts and labels of each split, and the class names; ``contents``: texts read already, by path."""
+    """Returns the texts and labels of each split, and the class names; ``read`` a text by its path, else its file."""
+    read = read or (lambda name: _files.read_text(_files.checked_file(path / name)))
     files, class_names = _files.classified(listing, path, _SUFFIXES)
     pairs = {}
     for split, (folder, names, labels) in files.items():
-        if contents is None:
-            lines = [_files.read_text(_files.checked_file(path / folder / name)) for name in names]
-        else:
-            lines = [contents[f"{folder}/{name}"] for name in names]
+        lines = [read(f"{folder}/{name}") for name in names]
         if empty := [name for name, text in zip(names, lines, strict=True) if not text.strip()]:
             raise DataError(f"{path}/{folder}/{empty[0]} has no text (empty files: {len(empty):,}): remove them.")
         pairs[split] = lines, labels

@@ -1,7 +1,6 @@
 """Tables of texts (CSV, TSV): each row is an example."""
 
 import csv
-import io
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 
 from jaxnn.data._arrays import split_by_fraction
 from jaxnn.data._examples import distinct
-from jaxnn.data._files import PathLike, fetch, folder_with, read_text
+from jaxnn.data._files import PathLike, fetch, folder_with, read_columns
 from jaxnn.data.text._text_sets import text_arrays
 from jaxnn.data.text._tokenizer import Tokenizer
 from jaxnn.types import DataError, Splits, suggest
@@ -65,9 +64,25 @@ def read_csv(
     if not columns:
         raise DataError("text is empty: give the name or index of at least one column.")
 
+    dialect: Any = {"delimiter": delimiter, "quoting": csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE}
+
     def read(file: PathLike) -> tuple[list[str], list[str]]:
-        rows = _read_rows(Path(file), delimiter, quoting)
-        return _texts_and_labels(Path(file), rows, columns, label, header)
+        given, lines = read_columns(Path(file), header, "set another delimiter or quoting=False", **dialect)
+        for column in (*columns, label):
+            if column not in given:
+                advice = f"with header=False, columns are 0 to {len(given) - 1}"
+                if header:
+                    advice = (
+                        f"{suggest(column, given)}; use names of its first row, or header=False if that is an example"
+                    )
+                raise DataError(f"{file} has no column {column!r}: {advice}.")
+        texts = [" ".join(parts) for parts in zip(*(given[column] for column in columns), strict=True)]
+        labels = [entry.strip() for entry in given[label]]
+        for what, entries in (("label", labels), ("text", texts)):
+            for line, entry in zip(lines, entries, strict=True):
+                if not entry.strip():
+                    raise DataError(f"line {line} of {file} has no {what}: fill it in or remove the row.")
+        return texts, labels
 
     lines, entries = read(path)
     class_names, labels = distinct(entries), np.array(entries, object)
@@ -145,63 +160,3 @@ def sms_spam(
     fractions = {"test": test, "validation": validation}
     splits = read_tsv(path, tokenizer, text=1, label=0, header=False, quoting=False, seed=seed, **fractions)
     return splits._replace(name="sms_spam")
-
-
-def _read_rows(path: Path, delimiter: str, quoting: bool) -> list[tuple[int, list[str]]]:
-    """Returns each row's first line number, from 1, and its columns."""
-    content = read_text(path)
-    kind: Any = csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE
-    rows = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True, quoting=kind)
-    numbered = []
-    first_line = 1
-    # By default Python limits a field to 131,072 characters.
-    limit = csv.field_size_limit(len(content) + 1)
-    try:
-        for row in rows:
-            if "".join(row).strip() or len(row) > 1:
-                numbered.append((first_line, row))
-            first_line = rows.line_num + 1
-    except csv.Error as error:
-        raise DataError(
-            f"the row that starts in line {first_line} of {path} is malformed ({error}): fix its quotation marks, or "
-            "set quoting=False."
-        ) from error
-    finally:
-        csv.field_size_limit(limit)
-    return numbered
-
-
-def _texts_and_labels(
-    path: Path, rows: list[tuple[int, list[str]]], text: tuple[Column, ...], label: Column, header: bool
-) -> tuple[list[str], list[str]]:
-    """Returns the texts and the label entries of a table."""
-    if len(rows) <= header:
-        below = " below its header" if rows else ""
-        raise DataError(f"{path} has no row{below}: give a table with a row per example.")
-    first = rows[0][1]
-
-    def index(column: Column) -> int:
-        if header and column in first:
-            return first.index(str(column))
-        if not header and type(column) is int and 0 <= column < len(first):
-            return column
-        if header:
-            advice = f"{suggest(column, first)}; use names of its first row, or header=False if that is an example"
-        else:
-            advice = f"with header=False, columns are 0 to {len(first) - 1}"
-        raise DataError(f"{path} has no column {column!r}: {advice}.")
-
-    text_columns, label_column = [index(column) for column in text], index(label)
-    lines, entries = [], []
-    for number, row in rows[header:]:
-        if len(row) != len(first):
-            raise DataError(
-                f"line {number} of {path} has {len(row)} columns, but the first row has {len(first)}: fix it, or set "
-                "another delimiter or quoting."
-            )
-        entries.append(row[label_column].strip())
-        lines.append(" ".join(row[column] for column in text_columns))
-        if not entries[-1] or not lines[-1].strip():
-            what = "text" if entries[-1] else "label"
-            raise DataError(f"line {number} of {path} has no {what}: fill it in or remove the row.")
-    return lines, entries

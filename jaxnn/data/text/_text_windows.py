@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import chain, repeat
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from jaxnn.data._arrays import arrays
+from jaxnn.data._examples import ids_of
 from jaxnn.data._files import PathLike, fetch, folder_with, read_text
 from jaxnn.types import Array, DataError, Splits, check_int, suggest
 
@@ -144,12 +145,11 @@ def encode_text(text: str, vocabulary: Sequence[str]) -> np.ndarray:
     array([2, 0, 1], dtype=int32)
     """
     is_words = max(map(len, vocabulary), default=0) > 1
-    ids = {token: index for index, token in enumerate(vocabulary)}
-    unknown = ids.get(_UNKNOWN if is_words else _UNKNOWN_CHARACTER)
     tokens = _words(text) if is_words else text
-    if unknown is None and (missing := sorted(set(tokens) - set(ids))):
-        raise DataError(f"the vocabulary of {len(ids):,} tokens lacks {missing[0]!r}: leave it out of the text.")
-    return np.array([ids.get(token, unknown) for token in tokens], np.int32)
+    (unknown,) = ids_of([_UNKNOWN if is_words else _UNKNOWN_CHARACTER], vocabulary)
+    if unknown < 0 and (missing := sorted(set(tokens) - set(vocabulary))):
+        raise DataError(f"the vocabulary of {len(vocabulary):,} tokens lacks {missing[0]!r}: leave it out of the text.")
+    return ids_of(tokens, vocabulary, unknown)
 
 
 def decode_text(ids: Array, vocabulary: Sequence[str]) -> str:
@@ -186,7 +186,6 @@ def _windows(
     targets: Targets,
 ) -> Splits:
     """Makes a data set of windows of the tokens of each split; tokens not in ``vocabulary`` get the id ``unknown``."""
-    ids = {token: index for index, token in enumerate(vocabulary)}
     pairs: dict[str, Any] = {}
     for split, tokens in texts.items():
         if len(tokens) <= length:
@@ -194,7 +193,7 @@ def _windows(
                 f"{split} of {name} has {len(tokens):,} {unit}, too few for a window of {length} and its targets: "
                 "use a longer text or a smaller length."
             )
-        numbers = np.fromiter(map(ids.get, tokens, repeat(unknown)), np.int32, len(tokens))
+        numbers = ids_of(tokens, vocabulary, unknown)
         apart = stride if split == "train" or targets == "last" else length
         windows = np.lib.stride_tricks.sliding_window_view(numbers, length + 1)[::apart]
         pairs[split] = windows[:, :-1], windows[:, 1:] if targets == "all" else windows[:, -1]

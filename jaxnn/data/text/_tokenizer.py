@@ -11,13 +11,13 @@ from typing import Literal
 
 import numpy as np
 
-from jaxnn.types import Array, ConfigError, DataError, check_int, suggest
+from jaxnn._bounds import bounded, check_fields
+from jaxnn.types import Array, DataError
 
 _PADDING, _UNKNOWN = 0, 1
 _SPECIAL = ("", "\N{REPLACEMENT CHARACTER}")
 _FILTERED = '!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\t\n'
 _TO_SPACES = str.maketrans(_FILTERED, " " * len(_FILTERED))
-_CHOICES = {"unit": ("words", "characters"), "keep": ("start", "end"), "pad": ("start", "end")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,24 +40,20 @@ class Tokenizer:
     Raises ConfigError for a field with another value.
     """
 
-    unit: Literal["words", "characters"] = "words"
+    unit: Literal["words", "characters"] = bounded("words", choices=("words", "characters"))
     lowercase: bool = True  # whether to lowercase texts
-    ngrams: int = 1  # the longest n-grams that get ids; 1: none
-    max_ngrams: int | None = None  # number of n-grams that get ids, the most frequent; None: all in the training texts
-    vocabulary_size: int = 20_000  # the largest number of ids of single tokens, including padding and unknown
-    length: int = 100  # ids per row
-    keep: Literal["start", "end"] = "end"  # which end of a longer text is kept
-    pad: Literal["start", "end"] = "end"  # which end of a shorter text is padded; Keras's `pad_sequences`: the start
+    ngrams: int = bounded(1, least=1)  # the longest n-grams that get ids; 1: none
+    # Number of n-grams that get ids, the most frequent; None: all in the training texts.
+    max_ngrams: int | None = bounded(None, least=0)
+    # The largest number of ids of single tokens, including padding and unknown.
+    vocabulary_size: int = bounded(20_000, least=len(_SPECIAL) + 1)
+    length: int = bounded(100, least=1)  # ids per row
+    keep: Literal["start", "end"] = bounded("end", choices=("start", "end"))  # which end of a longer text is kept
+    # Which end of a shorter text is padded; Keras's `pad_sequences`: the start.
+    pad: Literal["start", "end"] = bounded("end", choices=("start", "end"))
 
     def __post_init__(self) -> None:
-        for name, known in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in known:
-                raise ConfigError(f"Tokenizer: {name} is {value!r}: {suggest(value, known)}.")
-        for name, least in (("ngrams", 1), ("vocabulary_size", len(_SPECIAL) + 1), ("length", 1), ("max_ngrams", 0)):
-            value = getattr(self, name)
-            if name != "max_ngrams" or value is not None:
-                check_int(f"Tokenizer: {name}", value, least)
+        check_fields(self, "Tokenizer")
 
     def tokens(self, text: str) -> Sequence[str]:
         """Returns the tokens of a text, in order."""
