@@ -21,7 +21,17 @@ from jaxnn.cli import _process
 from jaxnn.engine import RunOptions, with_changes
 from jaxnn.observe import any_text, drop_output, is_of_output
 from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_recorded, read_run
-from jaxnn.run import RESUMABLE, ModelSummary, Run, check_same_config, continued_names, fit, model_summary, open_run
+from jaxnn.run import (
+    INTERRUPTED,
+    RESUMABLE,
+    ModelSummary,
+    Run,
+    check_same_config,
+    continued_names,
+    fit,
+    model_summary,
+    open_run,
+)
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment, suggest
 
 if TYPE_CHECKING:
@@ -135,7 +145,7 @@ def main(
         with _process.processes(cluster, options.device):
             run = fit(dataclasses.replace(experiment, config=config), options)
     if run.summary.status == "interrupted":
-        raise SystemExit(RESUMABLE if run.resumable else _process.INTERRUPTED)
+        raise SystemExit(RESUMABLE if run.resumable else INTERRUPTED)
     if at_end is not None and run.summary.status == "finished" and jax.process_count() == 1:
         try:
             commands[at_end](run)
@@ -198,7 +208,7 @@ def _sweep(
             halved = search.halving(points, design.halving)
         found = sweep(experiment, dataclasses.replace(halved, points=points) if halved else points, options)
     if found.status == "interrupted":
-        raise SystemExit(RESUMABLE if found.dir is not None else _process.INTERRUPTED)
+        raise SystemExit(RESUMABLE if found.dir is not None else INTERRUPTED)
     return found
 
 
