@@ -4,9 +4,7 @@ import atexit
 import contextlib
 import dataclasses
 import errno
-import io
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -143,31 +141,6 @@ def processes(options: ClusterOptions, device: str | None = None) -> Iterator[No
     os.environ["no_grpc_proxy"] = ",".join(filter(None, names))
     with joined(place, status_of):
         yield
-
-
-@contextlib.contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Raises what tyro prints in a box, for words that it cannot parse, as a ConfigError of one line."""
-    box = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(box):
-            yield
-    except SystemExit as ending:
-        if not ending.code:  # after --help
-            raise
-        # Between rules, below the title: what is wrong, perhaps what was meant, and where the help is.
-        body = box.getvalue().partition("\n")[2].translate(dict.fromkeys(map(ord, "│╰╯")))
-        parts = (" ".join(part.split()) for part in re.split(r"^ *[─-]{5,} *$", body, flags=re.MULTILINE))
-        message, *others = filter(None, parts)
-        hint = next((part for part in others if part.startswith("Available")), "see --help")
-        for part in others:
-            if part.startswith(meant := "Perhaps you meant: "):
-                hint = f"did you mean {part.removeprefix(meant).split()[0]}?"
-        # Values that an options class refuses are named in its own message.
-        message = re.sub(r"^Error parsing \w+: ", "", message).rstrip(".")
-        if commas := re.search(r"arguments: \['([^' ]+,[^' ]+)'\]$", message):
-            hint = f"separate values by spaces, as {commas[1].replace(',', ' ')}."
-        raise ConfigError(f"{message}; {hint.rstrip('.')}{'' if hint.endswith('?') else '.'}") from None
 
 
 def check_alone(arguments: Sequence[str], command: str) -> None:

@@ -167,9 +167,8 @@ def _call_with_run(experiment: Experiment[Any], command: Callable[..., Any], arg
     of_sweep = "member" not in {field[0] for field in fields}
     fields += [("member", int | None, None)] if of_sweep else []
     form: Any = dataclasses.make_dataclass("Arguments", fields, frozen=True)
-    with _process.one_line_errors():
-        given = tyro.cli(form, args=words, prog=f"{Path(sys.argv[0]).name} {name}", description=inspect.getdoc(command))
-    values = vars(given)
+    prog = f"{Path(sys.argv[0]).name} {name}"
+    values = vars(tyro.cli(form, args=words, prog=prog, description=inspect.getdoc(command)))
     member = values.pop("member") if of_sweep else None
     command(open_run(values.pop("run"), experiment, member=member), **values)
 
@@ -362,16 +361,15 @@ def _parse(parts: Mapping[str, Any], arguments: Sequence[str], about: str, comma
         return form(*parts.values())
     import tyro
 
-    with _process.one_line_errors():
-        return tyro.cli(
-            form,
-            args=list(arguments),
-            default=form(*parts.values()),
-            prog=f"{Path(sys.argv[0]).name} {command}".rstrip(),
-            # The parser joins a line to the one before unless it is indented.
-            description="\n ".join(filter(None, lines)),
-            config=(tyro.conf.OmitArgPrefixes,),
-        )
+    return tyro.cli(
+        form,
+        args=list(arguments),
+        default=form(*parts.values()),
+        prog=f"{Path(sys.argv[0]).name} {command}".rstrip(),
+        # The parser joins a line to the one before unless it is indented.
+        description="\n ".join(filter(None, lines)),
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
 
 
 def _flag_fields(arguments: Sequence[str], config: Any, *options: type) -> dict[str, tuple[str, Any]]:
