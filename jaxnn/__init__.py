@@ -1,10 +1,6 @@
 """jaxnn: functional deep learning on JAX. An experiment is a value; transformations fill the machine."""
 
 import importlib
-import signal
-import sys
-import threading
-from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -102,39 +98,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'jaxnn' has no attribute {name!r}")
     module = _HOMES[name]
     if not module:
-        return _import(f"jaxnn.{name}")
-    value = getattr(_import(f"jaxnn{module}"), name)
+        return importlib.import_module(f"jaxnn.{name}")
+    value = getattr(importlib.import_module(f"jaxnn{module}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
-
-
-def _import(module: str) -> ModuleType:
-    """Imports a module; SIGINT meanwhile ends a script with one line instead of a long traceback of JAX's imports.
-
-    What a script imports before jaxnn, which may be JAX, is out of reach. Interactive sessions keep KeyboardInterrupt.
-    """
-    interactive = hasattr(sys, "ps1") or sys.flags.interactive or "IPython" in sys.modules
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if interactive or not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return importlib.import_module(module)
-
-    interrupted = False
-
-    def leave(signum: int, frame: FrameType | None) -> None:
-        nonlocal interrupted
-        if not interrupted:
-            sys.stderr.write("interrupted while importing jaxnn\n")
-        interrupted = True
-        raise SystemExit(130)
-
-    signal.signal(signal.SIGINT, leave)
-    try:
-        return importlib.import_module(module)
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if interrupted:  # Python drops an exception that is raised in a callback of the garbage collector
-            raise SystemExit(130)

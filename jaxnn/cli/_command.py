@@ -11,7 +11,7 @@ from typing import Any
 import tyro
 
 from jaxnn import sweeps
-from jaxnn.cli._process import exit_on_user_error, one_line_errors
+from jaxnn.cli._process import exit_on_user_error
 from jaxnn.cli._script import main, only_compile
 from jaxnn.observe import (
     any_text,
@@ -45,14 +45,11 @@ def run_command(argv: Sequence[str] | None = None) -> None:
             # The flags are the script's own.
             main(experiment_of(Path(arguments[1])), ["plan", *arguments[2:]])
             return
-        with one_line_errors():
-            calls = {
-                function.__name__: _deferred(function)
-                for function in (devices, runs, show, plot, compare, export, plan)
-            }
-            arguments = arguments or ["--help"]
-            call = tyro.extras.subcommand_cli_from_dict(calls, prog="jaxnn", description=__doc__, args=arguments)
-        call()
+        calls = {
+            function.__name__: _deferred(function) for function in (devices, runs, show, plot, compare, export, plan)
+        }
+        arguments = arguments or ["--help"]
+        tyro.extras.subcommand_cli_from_dict(calls, prog="jaxnn", description=__doc__, args=arguments)()
 
 
 def _deferred(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:

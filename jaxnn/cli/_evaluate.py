@@ -9,7 +9,6 @@ from typing import Any
 
 import tyro
 
-from jaxnn.cli._process import one_line_errors
 from jaxnn.observe import Table
 from jaxnn.record import is_sweep, jsonable
 from jaxnn.run import Run, open_run
@@ -31,8 +30,7 @@ class EvaluateOptions:
 
 def evaluate(experiment: Experiment[Any], arguments: Sequence[str]) -> Run | Sweep:
     """Prints what ``arguments`` ask for, and returns the run or the sweep."""
-    with one_line_errors():
-        options = tyro.cli(EvaluateOptions, args=list(arguments), prog=f"{Path(sys.argv[0]).name} evaluate")
+    options = tyro.cli(EvaluateOptions, args=list(arguments), prog=f"{Path(sys.argv[0]).name} evaluate")
     found: Run | Sweep
     if is_sweep(options.run):
         found = open_sweep(options.run, experiment)

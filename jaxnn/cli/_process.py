@@ -4,24 +4,20 @@ import atexit
 import contextlib
 import dataclasses
 import errno
-import io
 import os
-import re
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
 
-from jaxnn.observe import cpu_count, drop_output, flush_output, is_of_output, printable, say_error
+from jaxnn.observe import cpu_count, drop_output, flush_output, is_of_output, leave, printable, say_error
 from jaxnn.parallel import EXPLICIT, LOST_AFTER, START_TIMEOUT, Place, detect_place, joined
-from jaxnn.run import RESUMABLE, SIGNALS, Interruption, interruptible, leave
+from jaxnn.run import RESUMABLE, interruptible
 from jaxnn.types import ConfigError, JaxnnError, LostError, TrainingError, check_int
 
 FAILED = 1
 BAD_INPUT = 2
-INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
 # Errors of the system about a path that a user gave; a missing file may be a defect.
 _UNUSABLE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP)
 # Each device has a copy of the data: more copies than this would cost more memory than cores are worth.
@@ -147,31 +143,6 @@ def processes(options: ClusterOptions, device: str | None = None) -> Iterator[No
         yield
 
 
-@contextlib.contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Raises what tyro prints in a box, for words that it cannot parse, as a ConfigError of one line."""
-    box = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(box):
-            yield
-    except SystemExit as ending:
-        if not ending.code:  # after --help
-            raise
-        # Between rules, below the title: what is wrong, perhaps what was meant, and where the help is.
-        body = box.getvalue().partition("\n")[2].translate(dict.fromkeys(map(ord, "│╰╯")))
-        parts = (" ".join(part.split()) for part in re.split(r"^ *[─-]{5,} *$", body, flags=re.MULTILINE))
-        message, *others = filter(None, parts)
-        hint = next((part for part in others if part.startswith("Available")), "see --help")
-        for part in others:
-            if part.startswith(meant := "Perhaps you meant: "):
-                hint = f"did you mean {part.removeprefix(meant).split()[0]}?"
-        # Values that an options class refuses are named in its own message.
-        message = re.sub(r"^Error parsing \w+: ", "", message).rstrip(".")
-        if commas := re.search(r"arguments: \['([^' ]+,[^' ]+)'\]$", message):
-            hint = f"separate values by spaces, as {commas[1].replace(',', ' ')}."
-        raise ConfigError(f"{message}; {hint.rstrip('.')}{'' if hint.endswith('?') else '.'}") from None
-
-
 def check_alone(arguments: Sequence[str], command: str) -> None:
     """Raises ConfigError if a flag of several processes is among the arguments of a command that is for one."""
     flags = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(ClusterOptions)} - {"--cpu-devices"}
@@ -185,10 +156,8 @@ def status_of(error: BaseException) -> int:
     """The exit status after ``error``, which a process that joined others sends to them."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else FAILED
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt | LostError):
         return RESUMABLE  # the others lost a process, as if it had been killed
-    if isinstance(error, LostError):
-        return RESUMABLE
     return BAD_INPUT if isinstance(error, JaxnnError) and not isinstance(error, TrainingError) else FAILED
 
 
@@ -200,31 +169,18 @@ def exit_on_user_error(resumed: Path | None = None, *, owns_process: bool = Fals
     trained since the record ``resumed``, which the command resumes, was saved. If it ``owns_process``, an interruption
     may end the process outside of Python code, which compilers and computations in C++ keep from running.
     """
-
-    def farewell(interruption: Interruption) -> tuple[int, str]:
-        if interruption.signum is not None:  # by a second signal
-            return INTERRUPTED, "interrupted at once; what was saved before is kept, see `jaxnn runs`"
-        if resumed is not None:
-            return RESUMABLE, f"interrupted before the first step; to resume: --resume {resumed}"
-        # SIGTERM is a scheduler's, which may try again, and SIGHUP a lost connection's.
-        status = INTERRUPTED if interruption.ended_by == signal.SIGINT else RESUMABLE
-        return status, "interrupted before anything was trained"
-
     if owns_process:
         _open_streams()
         atexit.register(flush_output)
-        for signum in SIGNALS:
-            # Keeps the status of a finished command while JAX cleans up, which takes most of a second.
-            atexit.register(signal.signal, signum, signal.SIG_IGN)
-    with interruptible(farewell if owns_process else None) as interruption:
+    with interruptible(owns_process=owns_process, resumed=resumed) as interruption:
         try:
             yield
         except BaseException as error:
             if interruption.at_once or isinstance(error, KeyboardInterrupt):
                 # Also if another exception replaced KeyboardInterrupt on its way through C++ code.
-                status, text = farewell(interruption)
+                status, text = interruption.ending()
                 if not isinstance(error, SystemExit):  # which has printed the reason
-                    say_error(printable(text, lines=False))
+                    say_error(text)
                 if owns_process:
                     leave(status)  # Python's own way waits for running computations
                 raise SystemExit(status) from None

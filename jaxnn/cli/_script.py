@@ -21,7 +21,17 @@ from jaxnn.cli import _process
 from jaxnn.engine import RunOptions, with_changes
 from jaxnn.observe import any_text, drop_output, is_of_output
 from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_recorded, read_run
-from jaxnn.run import RESUMABLE, ModelSummary, Run, check_same_config, continued_names, fit, model_summary, open_run
+from jaxnn.run import (
+    INTERRUPTED,
+    RESUMABLE,
+    ModelSummary,
+    Run,
+    check_same_config,
+    continued_names,
+    fit,
+    model_summary,
+    open_run,
+)
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment, suggest
 
 if TYPE_CHECKING:
@@ -135,7 +145,7 @@ def main(
         with _process.processes(cluster, options.device):
             run = fit(dataclasses.replace(experiment, config=config), options)
     if run.summary.status == "interrupted":
-        raise SystemExit(RESUMABLE if run.resumable else _process.INTERRUPTED)
+        raise SystemExit(RESUMABLE if run.resumable else INTERRUPTED)
     if at_end is not None and run.summary.status == "finished" and jax.process_count() == 1:
         try:
             commands[at_end](run)
@@ -157,9 +167,8 @@ def _call_with_run(experiment: Experiment[Any], command: Callable[..., Any], arg
     of_sweep = "member" not in {field[0] for field in fields}
     fields += [("member", int | None, None)] if of_sweep else []
     form: Any = dataclasses.make_dataclass("Arguments", fields, frozen=True)
-    with _process.one_line_errors():
-        given = tyro.cli(form, args=words, prog=f"{Path(sys.argv[0]).name} {name}", description=inspect.getdoc(command))
-    values = vars(given)
+    prog = f"{Path(sys.argv[0]).name} {name}"
+    values = vars(tyro.cli(form, args=words, prog=prog, description=inspect.getdoc(command)))
     member = values.pop("member") if of_sweep else None
     command(open_run(values.pop("run"), experiment, member=member), **values)
 
@@ -198,7 +207,7 @@ def _sweep(
             halved = search.halving(points, design.halving)
         found = sweep(experiment, dataclasses.replace(halved, points=points) if halved else points, options)
     if found.status == "interrupted":
-        raise SystemExit(RESUMABLE if found.dir is not None else _process.INTERRUPTED)
+        raise SystemExit(RESUMABLE if found.dir is not None else INTERRUPTED)
     return found
 
 
@@ -352,16 +361,15 @@ def _parse(parts: Mapping[str, Any], arguments: Sequence[str], about: str, comma
         return form(*parts.values())
     import tyro
 
-    with _process.one_line_errors():
-        return tyro.cli(
-            form,
-            args=list(arguments),
-            default=form(*parts.values()),
-            prog=f"{Path(sys.argv[0]).name} {command}".rstrip(),
-            # The parser joins a line to the one before unless it is indented.
-            description="\n ".join(filter(None, lines)),
-            config=(tyro.conf.OmitArgPrefixes,),
-        )
+    return tyro.cli(
+        form,
+        args=list(arguments),
+        default=form(*parts.values()),
+        prog=f"{Path(sys.argv[0]).name} {command}".rstrip(),
+        # The parser joins a line to the one before unless it is indented.
+        description="\n ".join(filter(None, lines)),
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
 
 
 def _flag_fields(arguments: Sequence[str], config: Any, *options: type) -> dict[str, tuple[str, Any]]:

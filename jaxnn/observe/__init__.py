@@ -24,6 +24,7 @@ from jaxnn.observe._printing import (
     drop_output,
     flush_output,
     is_of_output,
+    leave,
     markdown_table,
     printable,
     say_error,

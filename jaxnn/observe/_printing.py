@@ -8,11 +8,12 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from jaxnn.types import printable
 
 _UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
+_SHOW_CURSOR = "\x1b[?25h"
 
 
 def text_table(rows: Iterable[Sequence[str]], header: Sequence[str] | None = None) -> str:
@@ -87,7 +88,8 @@ def any_text() -> Iterator[None]:
 
 def say_error(text: object) -> None:
     """Prints a line on standard error, if there is one, and it can be written."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+    # RuntimeError: a signal's handler, which interrupted a write that waits for its reader.
+    with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
         sys.stderr.write(f"{printable(text)}\n")
         sys.stderr.flush()
 
@@ -104,6 +106,17 @@ def flush_output() -> None:
             sys.stdout.flush()
     except (OSError, ValueError):
         drop_output()
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process without waiting for anything; what was printed is seen, and a terminal has its cursor."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if sys.stdout.isatty():
+            sys.stdout.write(_SHOW_CURSOR)
+    flush_output()
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.flush()
+    os._exit(status)
 
 
 def drop_output() -> None:

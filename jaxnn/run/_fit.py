@@ -27,7 +27,7 @@ from jaxnn.run._probes import call_probes
 from jaxnn.run._record import Session, open_session
 from jaxnn.run._report import NAME_WIDTH, Report, startup_report
 from jaxnn.run._run import Run, as_run, run_of
-from jaxnn.run._signals import Interruption, interruptible
+from jaxnn.run._signals import interruptible
 from jaxnn.run._watchdog import watching
 from jaxnn.types import ENDLESS, ConfigError, Experiment, Splits, Task, TrainingError, TrainState, nearest
 
@@ -64,7 +64,7 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
                 around.enter_context(interruption.finishing("the current window"))
                 path = None if session.trainer.record is None else short_path(session.trainer.record.path)
                 display.rows(startup_report(session.trainer, path, session.resumed), NAME_WIDTH)
-            _watch(session, around, interruption, aloud=options.progress != "none")
+            _watch(session, around, aloud=options.progress != "none")
             for report in _reports(session, lambda: interruption.signum is not None):
                 with interruption.stopping_if_unread():
                     display.report(report)
@@ -99,7 +99,7 @@ class Iteration:
         opened = _opened(self._experiment, self._options, Clock(), Display())
         with contextlib.ExitStack() as around, opened as session:
             self._session = session
-            _watch(session, around, None, aloud=False)
+            _watch(session, around, aloud=False)
             with contextlib.closing(_reports(session, lambda: False, step_by_step=True)) as reports:
                 try:
                     yield from reports
@@ -194,11 +194,10 @@ def _check_finite(session: Session) -> None:
         )
 
 
-def _watch(session: Session, around: contextlib.ExitStack, interruption: Interruption | None, *, aloud: bool) -> None:
+def _watch(session: Session, around: contextlib.ExitStack, *, aloud: bool) -> None:
     """Watches for stalls until ``around`` ends: after the session, which waits for its last checkpoint at its end."""
     trainer = session.trainer
-    how: Any = {"aloud": aloud, "interruption": interruption}
-    around.enter_context(watching(trainer.clock, trainer.flight, trainer.options.stall_after, **how))
+    around.enter_context(watching(trainer.clock, trainer.flight, trainer.options.stall_after, aloud=aloud))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,85 +1,62 @@
-"""Signals: the first is acknowledged at once and ends training after its window, the second ends it at once."""
+"""Signals: the first asks training to stop after its window, the second ends it at once."""
 
 from __future__ import annotations
 
-import _thread
+import atexit
 import contextlib
-import gc
-import math
 import os
+import select
 import signal
-import socket
 import sys
 import threading
-import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
-from jaxnn.observe import drop_output, say_error
+from jaxnn.observe import drop_output, leave, printable, say_error
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# How long Python code may take to clean up before a process that ends at once is ended from outside of it.
-GRACE_SECONDS = 1.0
-# How long the main thread waits for the one that takes in signals, which is a matter of microseconds.
-TAKEN_SECONDS = 0.5
-RETRY_SECONDS = 0.01
 # What the thread is sent besides the numbers of signals.
-OVER, AGAIN = 0, 255
-# sysexits' EX_TEMPFAIL, "try again later": the run was interrupted, and can be resumed or started again.
+WAKE, OVER = b"\x00", b"\xff"
+# How long Python code may clean up in a process that ends at once.
+GRACE_SECONDS = 1.0
+# Exit status. sysexits' EX_TEMPFAIL, "try again later": the run was interrupted, and can be resumed or started again.
 RESUMABLE = 75
-# A shell's exit status of a process that a signal ended, less the signal's number.
-SIGNALLED = 128
-SHOW_CURSOR = "\x1b[?25h"
-
-
-# From how it was interrupted, the exit status of a process that is stopped at once, and what it then prints.
-type Farewell = Callable[[Interruption], tuple[int, str]]
+INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
 
 
 class Interruption:
     """Whether, and by which signal, the run was asked to stop.
 
-    Signals are taken in by a thread, which Python wakes from C: the main thread may be inside XLA's compiler for
-    minutes, during which Python calls no handler. A call that never ends is ended with the process.
+    Python writes the number of each signal to a ``pipe``, from C, and calls `handle` in the main thread, which may be
+    inside C++ code for minutes. A thread then takes in the signals, and ends the process after the second.
     """
 
-    def __init__(self, farewell: Farewell | None = None) -> None:
-        self.signum: int | None = None  # the signal that asked to stop after what is under way
-        self.ended_by: int | None = None  # the one that ends all at once: a second one, or one before training started
-        # How the process ends if the main thread does not end it in time; None: a caller's process, which is ended only
-        # if the main thread does not come back from C++ code.
-        self.farewell = farewell
-        self.asked_at = math.inf  # when ``signum`` came, by ``time.monotonic``
-        self._warned = False
+    def __init__(
+        self, pipe: tuple[int, int] = (-1, -1), *, owns_process: bool = False, resumed: Path | None = None
+    ) -> None:
+        self.signum: int | None = None  # the signal that asked to stop
+        self.at_once = False  # after a second one, or one before training started
+        self._owns_process, self._resumed = owns_process, resumed
         self._finishes: str | None = None
-        self._breaks_off = self._over = False
-        self._taken = self._handled = self._repeated = 0
-        self._outbox: socket.socket | None = None
-        self._deadline = math.inf
-
-    @property
-    def at_once(self) -> bool:
-        """Whether everything is to end at once."""
-        return self.ended_by is not None
+        self._started = False
+        self._num_signals = 0
+        self._raised = False  # whether the main thread got KeyboardInterrupt
+        self.inbox, self.outbox = pipe
+        self._lock = threading.RLock()  # a signal may arrive while the main thread takes in another one
 
     @contextlib.contextmanager
-    def finishing(self, what: str, *, breaks_off: bool = False) -> Iterator[None]:
-        """Within the block the first signal asks to stop after ``what``; outside of it, it raises KeyboardInterrupt.
-
-        With ``breaks_off`` it raises KeyboardInterrupt here too, once Python code runs; ``at_once`` stays False.
-        """
+    def finishing(self, what: str) -> Iterator[None]:
+        """Within the block the first signal asks to stop after ``what``; outside of it, it raises KeyboardInterrupt."""
         # The exception was swallowed by C code that called Python; or a run within the preparation was interrupted.
         if self.at_once or (self._finishes is None and self.signum is not None):
             raise KeyboardInterrupt
-        before = self._finishes, self._breaks_off
-        self._finishes, self._breaks_off = what, breaks_off
+        before, self._finishes = self._finishes, what
+        self._started = True
         try:
             yield
         finally:
-            self._finishes, self._breaks_off = before
-            self._over = self._finishes is None
+            self._finishes = before
 
     @contextlib.contextmanager
     def stopping_if_unread(self, *, ended: bool = False) -> Iterator[None]:
@@ -95,147 +72,120 @@ class Interruption:
             drop_output()
             say_error(f"standard output was closed{'' if ended else ': stopping after the current window'}")
 
+    def ending(self) -> tuple[int, str]:
+        """The exit status of a process that ends at once, and its last line on standard error."""
+        if self._started:
+            return INTERRUPTED, "interrupted at once; what was saved before is kept, see `jaxnn runs`"
+        if self._resumed is not None:
+            text = f"interrupted before the first step; to resume: --resume {self._resumed}"
+            return RESUMABLE, printable(text, lines=False)
+        # SIGTERM is a scheduler's, which may try again, and SIGHUP a lost connection's.
+        status = RESUMABLE if self.signum in (signal.SIGTERM, signal.SIGHUP) else INTERRUPTED
+        return status, "interrupted before anything was trained"
+
     def handle(self, signum: int, frame: FrameType | None) -> None:
         """Python's handler, in the main thread: raises KeyboardInterrupt if everything is to end at once."""
-        late = time.monotonic() + TAKEN_SECONDS
-        while self._taken == self._handled and time.monotonic() < late:
-            time.sleep(1e-4)
-        self._handled = self._taken
-        if not (self.at_once or self._breaks_off):
-            return
-        if self._outbox is not None and _is_ignored_in(frame):
-            self._outbox.send(bytes([AGAIN]))
-            return
-        raise KeyboardInterrupt
+        self._take_in()
+        if self.at_once:
+            self._raised = True
+            os.write(self.outbox, WAKE)  # the thread waits for the end of the process
+            raise KeyboardInterrupt
 
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Has a thread take in the signals of the block."""
-        inbox, self._outbox = socket.socketpair()
-        thread = threading.Thread(target=self._listen, args=(inbox,), name="signals", daemon=True)
-        with inbox, self._outbox:
-            self._outbox.setblocking(False)
-            thread.start()
-            before = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
+    def _take_in(self) -> bool:
+        """Takes in the signals that have arrived; returns False after `OVER`."""
+        with self._lock:
             try:
-                yield
-            finally:
-                signal.set_wakeup_fd(before)
-                self._outbox.send(bytes([OVER]))
-                thread.join()
-
-    def _listen(self, inbox: socket.socket) -> None:
-        """Takes in signals until `OVER`; ends the process that does not end at once by itself."""
-        while True:
-            left = self._deadline - time.monotonic()
-            inbox.settimeout(None if left == math.inf else max(left, 1e-3))
-            try:
-                number = inbox.recv(1)[0]
-            except TimeoutError:
-                self._expire()
-                continue
-            if number == OVER:
-                return
-            if number == AGAIN:
-                time.sleep(RETRY_SECONDS)
-                self._repeated += 1
-                _thread.interrupt_main()
-            elif number in SIGNALS:
-                self._take(number)
+                arrived = os.read(self.inbox, 64)
+            except BlockingIOError:  # the other thread was faster
+                return True
+            for signum in filter(SIGNALS.__contains__, arrived):
+                self._take(signum)
+        return OVER not in arrived
 
     def _take(self, signum: int) -> None:
-        answer = None
-        if self._repeated:
-            self._repeated -= 1
-        elif self._over and self._finishes is None and not self.at_once:
-            pass  # everything that could be stopped is done and saved
-        elif self.signum is None and self._finishes is not None:
-            self.signum, self.asked_at = signum, time.monotonic()
-            answer = f"stopping after {self._finishes} …; press Ctrl-C again to stop at once"
-        elif signum == self.signum == signal.SIGHUP:
-            pass  # of the same closed terminal: the system and the shell send one each
-        elif self.at_once and self.farewell:
-            self._leave()
+        if signum == self.signum == signal.SIGHUP:
+            return  # of the same closed terminal: the system and the shell send one each
+        self._raised = False
+        self._num_signals += 1
+        if self.signum is None and self._finishes is not None:
+            self.signum = signum
+            say_error(f"stopping after {self._finishes} …; press Ctrl-C again to stop at once")
         else:
-            self.ended_by = signum
-            self._deadline = time.monotonic() + GRACE_SECONDS
-        self._taken += 1
-        if answer is not None:
-            say_error(answer)
+            self.at_once, self.signum = True, self.signum or signum
 
-    def _expire(self) -> None:
-        """Ends the process, unless it is a caller's whose main thread has got KeyboardInterrupt or may still get it."""
-        self._deadline = math.inf
-        if self.farewell is not None or (self._handled < self._taken and self._may_end_callers()):
-            self._leave()
-        if self._handled < self._taken and not self._warned:
-            self._warned = True
-            say_error("waiting for a computation that Python cannot interrupt; press Ctrl-C again to end the process")
+    def listen(self) -> None:
+        """Takes in signals until `OVER`; ends the process that does not end at once by itself."""
+        timeout: float | None = None
+        poll = select.poll()
+        poll.register(self.inbox, select.POLLIN)
+        while True:
+            if poll.poll(timeout):
+                if not self._take_in():
+                    return
+                timeout = 1000 * GRACE_SECONDS if self.at_once else None
+            else:
+                timeout = None
+                self._end_process()
 
-    def _may_end_callers(self) -> bool:
-        # An interactive session has more than this call to lose, and its own way to end it.
-        return self.ended_by == signal.SIGTERM or (self._warned and not hasattr(sys, "ps1"))
+    def _end_process(self) -> None:
+        """Ends the process in C++ code, which cannot be interrupted; a record is complete at any time.
 
-    def give_up(self, why: str) -> NoReturn:
-        """Ends the process, which was asked to stop, from another thread: what it waits for may never end."""
-        say_error(why)
-        self._leave()
+        A caller's process, which has more to lose, ends only by a second signal that does not reach its Python code.
+        An interactive session is left to its user.
+        """
+        interactive = hasattr(sys, "ps1")
+        if self._owns_process or (self._num_signals > 1 and not self._raised and not interactive):
+            status, text = self.ending()
+            say_error(text)
+            leave(status)
+        if not self._raised:
+            again = "" if interactive else "; press Ctrl-C again to end the process"
+            say_error(f"waiting for a computation that Python cannot interrupt{again}")
 
-    def _leave(self) -> NoReturn:
-        """Ends the process at once: C++ code cannot be interrupted, and a record is complete at any time."""
-        if self.farewell is None:
-            leave(SIGNALLED + (self.ended_by or self.signum or 0))
-        status, text = self.farewell(self)
-        say_error(text)
-        leave(status)
+
+# Global, as a process's signal handlers are.
+_current: Interruption | None = None
+_restored = contextlib.ExitStack()  # the handlers before, and where Python wrote signals
+# A forked process shares the pipe: its parent would take its signals for requests to stop.
+os.register_at_fork(after_in_child=_restored.close)
 
 
 @contextlib.contextmanager
-def interruptible(farewell: Farewell | None = None) -> Iterator[Interruption]:
+def interruptible(*, owns_process: bool = False, resumed: Path | None = None) -> Iterator[Interruption]:
     """Catches SIGINT, SIGTERM and SIGHUP within the block, if Python allows it: in the main thread.
 
-    A block within another one shares its `Interruption`. Without a ``farewell``, a process that is stopped at once
-    ends by KeyboardInterrupt, unless C++ code keeps its main thread: then SIGTERM or a second Ctrl-C ends it.
+    A block within another one shares its `Interruption`. What is to end at once ends by KeyboardInterrupt. A process
+    that the library owns, as a script's that may have ``resumed`` a record, has a second for that; then it is ended.
     """
-    interruption = Interruption(farewell)
+    global _current
     if threading.current_thread() is not threading.main_thread():
-        yield interruption
+        yield Interruption()
         return
-    outer = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
-    if isinstance(outer, Interruption):
-        yield outer
+    if _current is not None:
+        yield _current
         return
-    # A signal that is ignored stays so, as that of Ctrl-C is for what a shell starts in the background, and SIGHUP for
-    # what `nohup` starts.
-    before = {signum: handler for signum in SIGNALS if (handler := signal.getsignal(signum)) != signal.SIG_IGN}
+    interruption = Interruption(pipe := os.pipe(), owns_process=owns_process, resumed=resumed)
+    for end in pipe:
+        os.set_blocking(end, False)
+    thread = threading.Thread(target=interruption.listen, name="signals", daemon=True)
+    thread.start()
     try:
-        for signum in before:
-            signal.signal(signum, interruption.handle)
-        with interruption.listening():
-            yield interruption
+        _current = interruption
+        _restored.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(interruption.outbox, warn_on_full_buffer=False))
+        for signum in SIGNALS:
+            # A signal that is ignored stays so, as that of Ctrl-C is for what a shell starts in the background, and
+            # SIGHUP for what `nohup` starts. None: a handler of C code.
+            if (handler := signal.getsignal(signum)) not in (signal.SIG_IGN, None):
+                _restored.callback(signal.signal, signum, handler)
+                signal.signal(signum, interruption.handle)
+            if owns_process:
+                # Keeps the status of a finished command while JAX cleans up, which takes most of a second.
+                atexit.register(signal.signal, signum, signal.SIG_IGN)
+        yield interruption
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-def _is_ignored_in(frame: FrameType | None) -> bool:
-    """Whether Python would report and drop an exception raised in ``frame``: in a callback of the garbage collector.
-
-    JAX has callbacks and finalizers, and signals that arrive during a collection are handled in them.
-    """
-    callbacks = {getattr(callback, "__code__", None) for callback in (*gc.callbacks, weakref.finalize.__call__)}
-    while frame is not None:
-        if frame.f_code in callbacks:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def leave(status: int) -> NoReturn:
-    """Ends the process without waiting for anything; what was printed is seen, and a terminal has its cursor."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        if sys.stdout.isatty():
-            sys.stdout.write(SHOW_CURSOR)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)
+        _restored.close()
+        _current = None
+        os.write(interruption.outbox, OVER)
+        thread.join()
+        for end in pipe:
+            os.close(end)

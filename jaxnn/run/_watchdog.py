@@ -1,7 +1,4 @@
-"""A watchdog thread: reports when no step completes for a while, what is waited for, and the Python stacks.
-
-It also ends a process that was asked to stop after its window, if the window does not end.
-"""
+"""A watchdog thread: reports when no step completes for a while, what is waited for, and the Python stacks."""
 
 import contextlib
 import dataclasses
@@ -9,14 +6,12 @@ import faulthandler
 import io
 import sys
 import threading
-import time
 
 import jax
 
 from jaxnn.engine import Flight, Stall
 from jaxnn.observe import Clock
 from jaxnn.run._display import in_background
-from jaxnn.run._signals import Interruption
 
 SECONDS_BETWEEN_LOOKS = 1.0
 # So that a stall is noticed in time if the bound is short.
@@ -47,7 +42,6 @@ class Watch:
         self._alive_at = clock.now()
         self._wait: str | None = None
         self.reports = 0
-        self.stuck_seconds = 0.0  # how long a computation has not ended
 
     def look(self) -> list[str]:
         """Checks whether anything completed since the last look; returns a line for each thing to report."""
@@ -61,8 +55,6 @@ class Watch:
             self._wait, self._due, self.reports = None, self._stall_after, 0
         self._alive_at, self._done = alive_at, done
         quiet = now - alive_at
-        computes = name == "evaluation" or (name == "train" and done < self._flight.started)
-        self.stuck_seconds = quiet if computes else 0.0
         if name in NOT_WATCHED or quiet < self._stall_after:
             return lines
         where = "device" if name == "train" and done < self._flight.started else str(name)
@@ -85,14 +77,13 @@ class Watch:
 
 
 def watching(
-    clock: Clock, flight: Flight, stall_after: float, *, aloud: bool, interruption: Interruption | None = None
+    clock: Clock, flight: Flight, stall_after: float, *, aloud: bool
 ) -> contextlib.AbstractContextManager[None]:
     """Has a thread note the stalls of the block in ``flight``: ``stall_after`` seconds without a step; 0 disables.
 
     It checks once a second, costs the loop nothing, and notices nothing while other code holds Python's lock. The open
     span of ``clock`` is what is waited for. If ``aloud``, it reports on standard error too, again each time a stall has
-    lasted twice as long, then with the stack of every Python thread. A computation that does not end within
-    ``stall_after`` seconds of the first signal of ``interruption`` is ended with the process.
+    lasted twice as long, then with the stack of every Python thread.
     """
     if not stall_after:
         return contextlib.nullcontext()
@@ -113,10 +104,6 @@ def watching(
                     # Standard error may be replaced by an object without a file, as in a notebook.
                     with contextlib.suppress(io.UnsupportedOperation, AttributeError):
                         faulthandler.dump_traceback(sys.stderr)
-            if interruption is not None and interruption.signum is not None:
-                waited = min(watch.stuck_seconds, time.monotonic() - interruption.asked_at)
-                if waited >= stall_after:
-                    interruption.give_up(f"the window did not end within {spoken(waited)}: ending without it")
 
     return in_background(look_at_intervals, "watchdog")
 

@@ -71,7 +71,7 @@ def sweep_here(
             if before is None or before["status"] != "finished" or not all(map(plan.is_over, plan.groups)):
                 run = SweepRun(plan, record, interruption, display, writers)
                 aloud = options.progress != "none"
-                watch = runs.watching(clock, run.flight, options.stall_after, aloud=aloud, interruption=interruption)
+                watch = runs.watching(clock, run.flight, options.stall_after, aloud=aloud)
                 with watch, display.announcing(clock):
                     run.train()
             with interruption.stopping_if_unread(ended=True):
@@ -151,7 +151,7 @@ class SweepRun:
     def _train_group(self, group: Group, share: float) -> None:
         plan, until = self.plan, self.plan.rung_end(group, share)
         try:
-            with self.interruption.finishing("the current compilation", breaks_off=True):
+            with self.interruption.finishing("the current compilation"):
                 trainer = plan.trainer(group)
                 trainer.flight, trainer.writers = self.flight, self.writers
                 if group.number not in self._shown:
@@ -176,11 +176,6 @@ class SweepRun:
             if group.number in plan.open:
                 self._close(group.number)
             self.record.write_members(plan)
-            return
-        except KeyboardInterrupt:
-            # The first signal breaks off what precedes a group's training: those before it are saved.
-            if self.interruption.at_once:
-                raise
             return
         if share == 1.0 and plan.is_over(group):
             # Only what is on the disk counts as over: a killed sweep is resumed from there.

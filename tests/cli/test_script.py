@@ -99,8 +99,8 @@ def test_help_describes_config_fields_and_names_the_other_flags(monkeypatch, cap
 
 
 ERRORS = {
-    "--learning-rat 0.5": r".*--learning-rat, 0.5; did you mean --learning-rate\?$",
-    "--learning-rate fast": "Error parsing --learning-rate: .*'fast'; see --help.$",
+    "--learning-rat 0.5": "Unrecognized options .*--learning-rat, 0.5 .*Perhaps you meant: --learning-rate FLOAT",
+    "--learning-rate fast": "Value error .*Error parsing --learning-rate: .*'fast'",
     "--lr 0.1": "there is no flag --lr: did you mean --learning-rate",
     "--epochs=3": r"there is no flag --epochs: did you mean --num-steps \(updates, not epochs\)",
     "sweep --lr 0.1 0.2": ".*--learning-rate",
@@ -108,19 +108,19 @@ ERRORS = {
     f"--resume {'x' * 300}": ".?x+.*File name too long",
     "--run-dir a\udcffb": r"a\\udcffb is not UTF-8",
     "--resume a\x1b[2J\nb": r"a\\x1b\[2J\\nb holds no record",
-    "--monitor-mode up": ".*'up'.*--monitor-mode.*auto.*min.*max",
+    "--monitor-mode up": "Invalid choice .*'up'.*--monitor-mode.*auto.*min.*max",
     "--mesh model=2": ".*model=2, and nothing is",
     "evalaute runs": "there is no command 'evalaute': did you mean 'evaluate'",
-    "sweep --learning-rate 0.1,0.2": ".*separate values by spaces, as 0.1 0.2",
+    "sweep --learning-rate 0.1,0.2": r"Value error .*'0.1,0.2'.* \[FLOAT \[FLOAT ...\]\] Values to sweep",
     "evaluate nowhere": ".*nowhere holds no record",
 }
 
 
 @pytest.mark.several_devices
-def test_errors_are_one_line_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+def test_errors_are_named_and_nothing_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for line, words in ERRORS.items():
-        assert re.match(f"error: {words}", fails(capsys, *line.split(" "))), line
+        assert re.match(words, fails(capsys, *line.split(" ")).removeprefix("error: ")), line
     patient: Any = dataclasses.make_dataclass("Patient", [("patience", int, 3)], bases=(tiny.Config,), frozen=True)()
     experiment = dataclasses.replace(tiny.experiment(), config=patient)
     assert "has a field 'patience'" in fails(capsys, experiment=experiment)
@@ -343,19 +343,19 @@ def test_plot_draws_runs_and_sweeps(finished, sweeps, tmp_path, capsys):
 
 WRONG_COMMANDS = {
     "show nowhere": "nowhere holds no record",
-    "show": "Missing from jaxnn show: PATH",
+    "show": "Required options .*Missing from jaxnn show: PATH",
     f"show {'x' * 300}": ".?x+.*File name too long",
     "show a\x1b[2J": r"a\\x1b\[2J holds no record",
     "runs nowhere": "no runs below nowhere",
     "plan nowhere.py": ".*nowhere.py is not a file",
-    "device": ".*device; .*devices, runs, show",
-    "plot x --outt y": r".*--outt.*; did you mean --out\?",
+    "device": "Unrecognized options .*device .*devices, runs, show",
+    "plot x --outt y": "Unrecognized options .*--outt.*Perhaps you meant: --out ",
 }
 
 
-def test_errors_of_the_command_are_one_line(capsys):
+def test_errors_of_the_command_are_named(capsys):
     for line, words in WRONG_COMMANDS.items():
-        assert re.match(f"error: {words}", shell.fails(capsys, command, *line.split(" ")))
+        assert re.match(words, shell.fails(capsys, command, *line.split(" ")).removeprefix("error: ")), line
 
 
 @pytest.mark.slow
