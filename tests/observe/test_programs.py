@@ -275,12 +275,16 @@ def test_products_with_one_value_are_right():
     def spread(x, value):
         return jnp.square(x @ (jnp.full_like(x, value) * 2)).sum(-1)
 
+    def looped(x, value):
+        same = jnp.full_like(x, 2 * value)
+        return jax.lax.scan(lambda _, __: (None, jnp.square(x @ same).sum(-1)), None, length=2)[1][1]
+
     x, values = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32), np.float32([1.3, -2.0])
     right = 64 * np.square(2 * x.astype(np.float64).sum(1) * values[:, None])
     for function, expected in (
         (spread, right[0]),
         (jax.jit(spread), right[0]),
-        (lambda x, value: jax.lax.scan(lambda _, __: (None, spread(x, value)), None, length=1)[1][0], right[0]),
+        (looped, right[0]),
         (lambda x, _: jax.vmap(spread)(jnp.stack([x, x]), values), right),
     ):
         compiled, _ = lower_ahead(function, "spread", "test", x, values[0]).compile()
