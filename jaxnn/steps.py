@@ -22,7 +22,7 @@ from jaxnn.optim import (
     step_norms,
 )
 from jaxnn.tasks import checked, checked_batch
-from jaxnn.types import Array, Batch, ConfigError, Metrics, Params, PyTree, Task, TrainState, TrainStep
+from jaxnn.types import Array, Batch, ConfigError, Metrics, Params, PyTree, Task, TrainState, TrainStep, path_name
 
 __all__ = ["init_train_state", "make_evaluate_step", "make_predict_step", "make_scaled_train_step", "make_train_step"]
 
@@ -49,7 +49,7 @@ def init_train_state(
     params, model_state = unbox(checked(task).init(init_key, batch))
 
     def take(path: Any, leaf: jax.Array) -> jax.Array:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        name = path_name(path)
         return jnp.asarray(given[name], leaf.dtype) if given and name in given else leaf
 
     parts = jax.tree.map_with_path(take, {"params": params, "model_state": model_state})

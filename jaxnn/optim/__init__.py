@@ -9,6 +9,7 @@ from jaxnn.optim._combinators import (
     check_range,
     evaluation_params,
     evaluation_state,
+    first_matches,
     has_average,
     is_decayed,
     layer_decay,

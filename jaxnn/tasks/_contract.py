@@ -14,7 +14,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn.nn import BatchSharding, use_batch_axis, use_batch_sharding
-from jaxnn.types import STEP_MAKER, Batch, ConfigError, Metrics, ModelState, Params, Task, TrainState, check_call
+from jaxnn.types import (
+    STEP_MAKER,
+    Batch,
+    ConfigError,
+    Metrics,
+    ModelState,
+    Params,
+    Task,
+    TrainState,
+    check_call,
+    error_line,
+    named_leaves,
+)
 
 type LossResult = tuple[jax.Array, tuple[ModelState, Metrics]]
 
@@ -86,7 +98,7 @@ def _with_gradient(forward: Callable[[Any], Any], backward: Callable[[Any], Any]
 
 def checked_batch(batch: Batch) -> None:
     """Raises ConfigError unless the parts of ``batch`` have equally many examples."""
-    named = {jax.tree_util.keystr(at, simple=True, separator="."): x for at, x in jax.tree.leaves_with_path(batch)}
+    named = named_leaves(batch, ".")
     if len({batch.mask.shape, *(jnp.shape(part)[:1] for part in named.values())}) > 1:
         shapes = ", ".join(f"{name} {list(jnp.shape(part))}" for name, part in named.items())
         raise ConfigError(f"the parts of a batch must have one length, and a mask has one axis, not {shapes}.")
@@ -139,9 +151,8 @@ def checked(task: Task) -> Task:
         if not isinstance(made, tuple) or len(made) != 2:
             given = f"it returned {_described(made)}; without a state, return (params, {{}})"
             raise ConfigError(f"the task's init must return (params, model_state): {given}.")
-        for path, leaf in jax.tree.leaves_with_path(made[0]):
+        for name, leaf in named_leaves(made[0]).items():
             if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-                name = jax.tree_util.keystr(path, simple=True, separator="/")
                 raise ConfigError(
                     f"the parameter {name!r} of the task is {jnp.result_type(leaf)}, which cannot be trained: make it "
                     "a float, or keep it in model_state."
@@ -199,7 +210,7 @@ def derived_metrics(task: Task, means: dict[str, Any], what: str = "the means ")
     # The user's code: only the user can fix its errors.
     except Exception as error:
         given = ", ".join(f"{name} {list(np.shape(mean))}" if np.ndim(mean) else name for name, mean in means.items())
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        reason = error_line(error)
         if isinstance(error, ArithmeticError | ValueError):
             reason += "; let it take any numbers, as NumPy's functions do"
         raise ConfigError(f"the task's derive_metrics failed on {what}of {given}: {reason}.") from error
@@ -224,8 +235,7 @@ def metric_of_outputs(name: str, metric: Callable[[Any, Any], Any], targets: Any
     # The user's code, or a library that refuses these targets.
     except Exception as error:
         shapes = f"targets {jax.tree.map(np.shape, targets)} and outputs {jax.tree.map(np.shape, outputs)}"
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise ConfigError(f"the task's metric {name!r} failed on {shapes}: {reason}.") from error
+        raise ConfigError(f"the task's metric {name!r} failed on {shapes}: {error_line(error)}.") from error
 
 
 def _number(name: str, value: Any) -> float:
@@ -241,8 +251,7 @@ def _check_state(before: Any, after: Any, what: str, part: str) -> None:
     """Raises ConfigError unless ``part`` of the state that ``what`` returns has the structure of the one it got."""
 
     def made(tree: Any) -> dict[str, str]:
-        named = ((jax.tree_util.keystr(at, simple=True, separator="/"), x) for at, x in jax.tree.leaves_with_path(tree))
-        return {name: f"{jax.typeof(x).dtype} {list(jnp.shape(x))}" for name, x in named}
+        return {name: f"{jax.typeof(x).dtype} {list(jnp.shape(x))}" for name, x in named_leaves(tree).items()}
 
     old, new = made(before), made(after)
     structures: set[Any] = {jax.tree.structure(before), jax.tree.structure(after)}

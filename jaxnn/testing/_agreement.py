@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.types import ConfigError, JaxnnError, suggest
+from jaxnn.types import ConfigError, JaxnnError, error_line, path_name, suggest
 
 # Largest difference that numbers of 8 bits may make of a loss or an output, in units of 1 plus its size.
 BFLOAT16_TOLERANCE = 0.1
@@ -51,7 +51,7 @@ def run_checks(name: str, known: Mapping[str, Callable[[], str | None]], checks:
         # The user's code: what it raises is the result of the check.
         except Exception as error:
             cause, fault = error, None
-            failed.setdefault(one_line(error), []).append(check)
+            failed.setdefault(error_line(error), []).append(check)
         if fault is not None:
             failed.setdefault(f"{fault}: {_REMEDIES[check]}", []).append(check)
     if failed:
@@ -59,11 +59,6 @@ def run_checks(name: str, known: Mapping[str, Callable[[], str | None]], checks:
         lines = (f"{', '.join(names)}: {text}" for text, names in failed.items())
         raise ConformanceError("\n".join([f"{name}: {count}.", *lines])) from cause
     return results
-
-
-def one_line(error: Exception) -> str:
-    """The type of an error and the first line of its message."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 class LeftOut(Exception):
@@ -78,7 +73,7 @@ def difference(found: Any, expected: Any, tolerance: float, ways: str) -> str | 
         return f"the results have another structure {ways}"
     for (path, one), other in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
         one, other = np.asarray(one), np.asarray(other)
-        name = jax.tree_util.keystr(path, simple=True, separator="/") or "the result"
+        name = path_name(path) or "the result"
         if (one.shape, one.dtype) != (other.shape, other.dtype):
             return f"{name} is {one.dtype} {list(one.shape)} {ways}, not {other.dtype} {list(other.shape)}"
         one, other = np.float64(one), np.float64(other)

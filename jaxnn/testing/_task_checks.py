@@ -15,7 +15,7 @@ from jaxnn.parallel import make_layout
 from jaxnn.steps import init_train_state, make_evaluate_step, make_train_step
 from jaxnn.tasks import averaged_over
 from jaxnn.testing._agreement import BFLOAT16_TOLERANCE, LeftOut, at, cast, difference, moved, run_checks, stacked
-from jaxnn.types import Batch, ConfigError, Metrics, Task, TrainState, TrainStep
+from jaxnn.types import Batch, ConfigError, Metrics, Task, TrainState, TrainStep, named_leaves
 
 STEP_CHECKS = ("jit", "trace", "vmap", "parameters")
 """The checks of `check_step`."""
@@ -244,10 +244,8 @@ def _mapped_steps(trained: _Trained, tolerance: float) -> str | None:
 
 def _moved(trained: _Trained) -> str | None:
     after = trained.loops[0][-1][0]
-    for (path, old), new in zip(
-        jax.tree.leaves_with_path(trained.start.params), jax.tree.leaves(after.params), strict=True
-    ):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
+    named = named_leaves(trained.start.params).items()
+    for (name, old), new in zip(named, jax.tree.leaves(after.params), strict=True):
         if not np.isfinite(np.float32(new)).all():
             return f"parameter {name} is not finite after {NUM_STEPS} steps"
         if np.array_equal(old, new):
