@@ -6,7 +6,6 @@ from jaxnn.observe._equations import equations
 from jaxnn.observe._half_sums import half_sums
 from jaxnn.observe._hlo import Work, work_of
 from jaxnn.observe._machine import (
-    UNOPENED,
     Placement,
     available_bytes,
     describe_devices,

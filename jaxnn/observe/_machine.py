@@ -16,10 +16,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxnn._compat import UNOPENED
 from jaxnn.types import ConfigError, PyTree, cpu_count, on_one_line
 
-# Raised by JAX if it cannot open a device; the latter if JAX_PLATFORMS leaves it none.
-UNOPENED = (RuntimeError, AssertionError)
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "jaxnn")
 _CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 _INSTALL = 'pip install "jax[cuda13]"'

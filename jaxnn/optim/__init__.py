@@ -13,7 +13,6 @@ from jaxnn.optim._combinators import (
     has_average,
     is_decayed,
     layer_decay,
-    path_matches,
     step_norms,
     with_accumulation,
     with_clipping,

@@ -428,6 +428,6 @@ def first_matches(where: str, patterns: Collection[str], names: Collection[str])
     """
     for pattern in patterns:
         if not any(path_matches(pattern, name) for name in names):
-            raise ConfigError(f"{where}: no parameter starts with {pattern!r}: there are {', '.join(names)}.")
+            raise ConfigError(f"{where}: no parameter starts with {pattern!r}: there are {', '.join(names) or 'none'}.")
     matches = ((name, pattern) for name in names for pattern in reversed([*patterns]) if path_matches(pattern, name))
     return dict(matches)

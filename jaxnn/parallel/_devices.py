@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from jaxnn._compat import UNOPENED
 from jaxnn.nn import platform as default_platform
-from jaxnn.observe import UNOPENED, missing_gpu
+from jaxnn.observe import missing_gpu
 from jaxnn.types import ConfigError, on_one_line, suggest
 
 type Wanted = int | Literal["all"] | None

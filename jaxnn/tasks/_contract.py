@@ -96,7 +96,7 @@ def _with_gradient(forward: Callable[[Any], Any], backward: Callable[[Any], Any]
     return function(x)  # type: ignore[no-any-return]
 
 
-def checked_batch(batch: Batch) -> None:
+def _check_batch(batch: Batch) -> None:
     """Raises ConfigError unless the parts of ``batch`` have equally many examples."""
     named = named_leaves(batch, ".")
     if len({batch.mask.shape, *(jnp.shape(part)[:1] for part in named.values())}) > 1:
@@ -144,7 +144,7 @@ def own_step(make: Callable[..., Any], task: Task, optimizer: Any, config: Any) 
 
 
 def checked(task: Task) -> Task:
-    """Returns ``task`` with its results checked while it is traced; wrong ones would fail far from their cause."""
+    """Returns ``task`` with batches and results checked while it is traced: wrong ones fail far from their cause."""
 
     def init(key: jax.Array, batch: Batch) -> tuple[Params, ModelState]:
         made: Any = task.init(key, batch)
@@ -160,6 +160,7 @@ def checked(task: Task) -> Task:
         return made
 
     def loss(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> LossResult:
+        _check_batch(batch)
         made: Any = task.loss(params, model_state, batch, key)
         match made:
             case (value, (new_state, Mapping() as metrics)):
@@ -182,6 +183,7 @@ def checked(task: Task) -> Task:
         return value, (new_state, numbers)
 
     def evaluate(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> Metrics:
+        _check_batch(batch)
         sums: Any = task.evaluate(params, model_state, batch, key)
         if not isinstance(sums, Mapping) or "count" not in sums:
             given = f"a dict of {', '.join(sums) or 'nothing'}" if isinstance(sums, Mapping) else _described(sums)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxnn.nn import unbox
-from jaxnn.optim import first_matches, path_matches
+from jaxnn.optim import first_matches
 from jaxnn.tasks._contract import LossResult
 from jaxnn.types import Batch, ConfigError, ModelState, Params, Splits, Task, check_int, named_leaves, path_name
 
@@ -75,14 +75,14 @@ def lora(
         params, model_state = _plain(*task.init(key, batch))
         names = named_leaves(unbox(params))
         trained = first_matches("lora", train, names)
+        wide = [name for name, leaf in names.items() if name not in trained and jnp.ndim(leaf) >= 2]
+        adapted = first_matches("lora, of frozen parameters of two axes", (match,), wide)
         adapters: dict[str, Any] = {}
         for index, (name, leaf) in enumerate(names.items()):
-            if name not in trained and path_matches(match, name) and jnp.ndim(leaf) >= 2:
+            if name in adapted:
                 rows = leaf.size // leaf.shape[-1]
                 a = jax.random.normal(jax.random.fold_in(key, index), (rows, rank), leaf.dtype) / jnp.sqrt(rows)
                 adapters[name] = {"a": a, "b": jnp.zeros((rank, leaf.shape[-1]), leaf.dtype)}
-        if not adapters:
-            raise ConfigError(f"lora: no frozen parameter of two axes matches {match!r}: {', '.join(names)}.")
         frozen = _select(params, lambda name: name not in trained)
         return {**_select(params, trained.__contains__), ADAPTERS: adapters}, {**model_state, FROZEN: frozen}
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnn.record import is_key
 from jaxnn.types import ConfigError, JaxnnError, error_line, path_name, suggest
 
 # Largest difference that numbers of 8 bits may make of a loss or an output, in units of 1 plus its size.
@@ -67,7 +68,9 @@ class LeftOut(Exception):
 
 def difference(found: Any, expected: Any, tolerance: float, ways: str) -> str | None:
     """The first array of ``found`` that is not that of ``expected``, and by how much."""
-    found, expected = jax.device_get((found, expected))
+    found, expected = jax.device_get(
+        jax.tree.map(lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, (found, expected))
+    )
     structures: list[Any] = [jax.tree.structure(tree) for tree in (found, expected)]
     if structures[0] != structures[1]:
         return f"the results have another structure {ways}"
@@ -91,7 +94,7 @@ def at(tree: Any, *place: Any) -> Any:
 
 def stacked(*trees: Any) -> Any:
     """``trees`` as one, of arrays with a first axis for them."""
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves) if is_key(leaves[0]) else np.stack(leaves), *trees)
 
 
 def moved(tree: Any, size: float) -> Any:
