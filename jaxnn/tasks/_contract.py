@@ -134,11 +134,7 @@ def own_step(make: Callable[..., Any], task: Task, optimizer: Any, config: Any) 
                 )
         for name in ("params", "model_state", "opt_state"):
             _check_state(getattr(state, name), getattr(after, name), "the experiment's step", name)
-        numbers = _arrays("metric", "step", metrics)
-        for name, number in numbers.items():
-            if number.shape != ():
-                raise ConfigError(f"the metric {name!r} of the step is {_described(number)}: return one number.")
-        return after._replace(step=state.step + 1, key=state.key), numbers
+        return after._replace(step=state.step + 1, key=state.key), _numbers("the step", metrics)
 
     return checked
 
@@ -173,13 +169,9 @@ def checked(task: Task) -> Task:
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
             raise ConfigError(f"the task's loss returned {_described(value)}: return one float, the batch's mean.")
         _check_state(model_state, new_state, "the task's loss", "model_state")
-        numbers = _arrays("metric", "loss", metrics)
+        numbers = _numbers("the task's loss", metrics)
         if "loss" in numbers:
             raise ConfigError("a metric of the task's loss is named 'loss', as the loss itself is reported: rename it.")
-        for name, number in numbers.items():
-            if number.shape != ():
-                wrong = f"the metric {name!r} of the task's loss is {_described(number)}"
-                raise ConfigError(f"{wrong}: return its mean over the batch.")
         return value, (new_state, numbers)
 
     def evaluate(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> Metrics:
@@ -191,7 +183,7 @@ def checked(task: Task) -> Task:
                 "the task's evaluate must return a dict of sums with their count, {..., 'count': batch.mask.sum()}: "
                 f"it returned {given}."
             )
-        arrays = _arrays("sum", "evaluate", sums)
+        arrays = _arrays("sum", "the task's evaluate", sums)
         _check_names_apart(task, arrays)
         if arrays["count"].shape != ():
             count = _described(arrays["count"])
@@ -266,11 +258,20 @@ def _check_state(before: Any, after: Any, what: str, part: str) -> None:
     raise ConfigError(f"{what} must return a {part} like the one it got: {difference}.")
 
 
+def _numbers(of: str, metrics: Mapping[Any, Any]) -> dict[str, jax.Array]:
+    numbers = _arrays("metric", of, metrics)
+    for name, number in numbers.items():
+        if number.shape != ():
+            given = _described(number)
+            raise ConfigError(f"the metric {name!r} of {of} is {given}: return one number, its mean over the batch.")
+    return numbers
+
+
 def _arrays(kind: str, of: str, values: Mapping[Any, Any]) -> dict[str, jax.Array]:
     for name in values:
         if not isinstance(name, str):
-            raise ConfigError(f"the {kind}s of the task's {of} have the name {name!r}: names are strings.")
-    return {name: _array(f"the {kind} {name!r} of the task's {of}", value) for name, value in values.items()}
+            raise ConfigError(f"the {kind}s of {of} have the name {name!r}: names are strings.")
+    return {name: _array(f"the {kind} {name!r} of {of}", value) for name, value in values.items()}
 
 
 def _array(what: str, value: Any) -> jax.Array:

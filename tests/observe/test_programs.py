@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 
 import jaxnn as jn
 from jaxnn import observe
-from jaxnn.observe import Clock, Table, lower_ahead, markdown_table, product_dtypes, text_table
+from jaxnn.observe import Clock, Table, lower_ahead, product_dtypes, text_table
 from jaxnn.types import ConfigError
 from tests import shell
 
@@ -162,7 +162,6 @@ def test_inner_spans_pause_outer_ones():
 def test_tables_are_aligned_and_escaped():
     rows, header = [("a", ""), ("longer", "<b>|")], ("name", "x")
     assert text_table(rows, header) == "name    x\na\nlonger  <b>|", "without trailing spaces"
-    assert markdown_table(rows, header).splitlines()[1:] == ["| --- | --- |", "| a |  |", "| longer | <b>\\| |"]
     noted = Table(header, rows, ["a note"])
     assert repr(noted).endswith("\na note") and noted._repr_html_().endswith("<p>a note</p>")
     assert observe.format_bytes(1024**2 - 1) == "1.0 MiB", "1023.999 KiB rounds up to the next unit"
