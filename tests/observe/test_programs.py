@@ -280,12 +280,8 @@ def test_products_with_one_value_are_right():
 
     x, values = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32), np.float32([1.3, -2.0])
     right = 64 * np.square(2 * x.astype(np.float64).sum(1) * values[:, None])
-    for function, expected in (
-        (spread, right[0]),
-        (jax.jit(spread), right[0]),
-        (looped, right[0]),
-        (lambda x, _: jax.vmap(spread)(jnp.stack([x, x]), values), right),
-    ):
+    cases = [(function, right[0]) for function in (spread, jax.jit(spread), looped)]
+    for function, expected in [*cases, (lambda x, _: jax.vmap(spread)(jnp.stack([x, x]), values), right)]:
         compiled, _ = lower_ahead(function, "spread", "test", x, values[0]).compile()
         np.testing.assert_allclose(compiled(x, values[0]), expected, rtol=1e-4)
 
