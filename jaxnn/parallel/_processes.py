@@ -134,11 +134,11 @@ def _skip_shutdown(status: int) -> None:
     atexit.register(leave)
 
 
-def broadcast_from_primary[Value](function: Callable[[], Value]) -> Value:
+def broadcast_from_primary[Value](function: Callable[[], Value], seconds: float = PRIMARY_SECONDS) -> Value:
     """Calls ``function`` in process 0 and returns its value in every process.
 
     The value is converted to JSON and back, so that a tuple becomes a list. A JaxnnError of ``function`` is raised in
-    every process; the others raise TrainingError if process 0 fails otherwise or is not done after an hour.
+    every process; the others raise TrainingError if process 0 fails otherwise or is not done after ``seconds``.
     """
     if process_count() == 1:
         return function()
@@ -155,11 +155,10 @@ def broadcast_from_primary[Value](function: Callable[[], Value]) -> Value:
             coordination_client().key_value_set(key, sent)
     else:
         try:
-            sent = coordination_client().blocking_key_value_get(key, round(1000 * PRIMARY_SECONDS))
+            sent = coordination_client().blocking_key_value_get(key, max(1, round(1000 * seconds)))
         except RuntimeError as error:
             raise TrainingError(
-                f"process {process_id()} waited {PRIMARY_SECONDS:g} s for process 0, in vain: read the output of that "
-                "one."
+                f"process {process_id()} waited {seconds:g} s for process 0, in vain: read the output of that one."
             ) from error
     found = json.loads(sent)
     if "error" in found:
