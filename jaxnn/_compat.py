@@ -20,6 +20,8 @@ from jaxnn.types import ConfigError
 
 # The device that programs are traced for in `tracing_for`, else None. JAX knows it: no trace for another is used again.
 TARGET = jax.make_user_context(None)
+# Raised by JAX if it cannot open a device; the latter if JAX_PLATFORMS leaves it none.
+UNOPENED = (RuntimeError, AssertionError)
 
 
 def target_device() -> Any:

@@ -21,8 +21,8 @@ from jaxnn.optim import (
     has_average,
     step_norms,
 )
-from jaxnn.tasks import checked, checked_batch
-from jaxnn.types import Array, Batch, ConfigError, Metrics, Params, PyTree, Task, TrainState, TrainStep
+from jaxnn.tasks import checked
+from jaxnn.types import Array, Batch, ConfigError, Metrics, Params, PyTree, Task, TrainState, TrainStep, path_name
 
 __all__ = ["init_train_state", "make_evaluate_step", "make_predict_step", "make_scaled_train_step", "make_train_step"]
 
@@ -49,7 +49,7 @@ def init_train_state(
     params, model_state = unbox(checked(task).init(init_key, batch))
 
     def take(path: Any, leaf: jax.Array) -> jax.Array:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        name = path_name(path)
         return jnp.asarray(given[name], leaf.dtype) if given and name in given else leaf
 
     parts = jax.tree.map_with_path(take, {"params": params, "model_state": model_state})
@@ -91,7 +91,6 @@ def make_train_step(
         return apply_updates(params, updates), opt_state
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        checked_batch(batch)
         if value_and_grad is jax.value_and_grad and isinstance(state.opt_state, LossScaleState):
             raise ConfigError("with_loss_scale needs the step jn.steps.make_scaled_train_step, which scales the loss.")
         key = jax.random.fold_in(state.key, state.step)
@@ -165,7 +164,6 @@ def make_evaluate_step(task: Task) -> Callable[..., Metrics]:
     task = checked(task)
 
     def evaluate(state: TrainState, batch: Batch, key: jax.Array | None = None) -> Metrics:
-        checked_batch(batch)
         used = evaluation_state(state)
         return task.evaluate(used.params, used.model_state, batch, state.key if key is None else key)
 

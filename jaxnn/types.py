@@ -218,13 +218,30 @@ ENDLESS = 2**31 - 1
 """The number of examples of a source that generates them."""
 
 
+def path_name(path: tuple[Any, ...], separator: str = "/") -> str:
+    """Returns the name of a leaf, ``Dense_0/kernel``, of its path in a tree; empty if the tree is the leaf."""
+    return jax.tree_util.keystr(path, simple=True, separator=separator)
+
+
+def named_leaves(tree: PyTree, separator: str = "/") -> dict[str, Any]:
+    """Returns the leaves of ``tree`` by their names, as of `path_name`, in order."""
+    return {path_name(path, separator): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def error_line(error: BaseException) -> str:
+    """Returns the type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def on_one_line(text: object) -> str:
+    """Returns a message, of an error or a warning, on one line and without its full stop."""
+    return " ".join(str(text).split()).rstrip(".")
+
+
 def shapes_of(examples: PyTree) -> str:
     """Dtypes and shapes of an example, as ``float32 [64]`` or ``{image: uint8 [28, 28, 1], text: int32 [12]}``."""
-    named = jax.tree.leaves_with_path(examples)
-    one = {
-        jax.tree_util.keystr(path, simple=True, separator="."): f"{x.dtype} {list(x.shape[1:])}" for path, x in named
-    }
-    if not named or named[0][0] == ():
+    one = {name: f"{x.dtype} {list(x.shape[1:])}" for name, x in named_leaves(examples, ".").items()}
+    if not one or "" in one:
         return next(iter(one.values()), "none")
     return "{" + ", ".join(f"{name}: {shape}" for name, shape in one.items()) + "}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxnn import nn
 from jaxnn.models import _generation
-from jaxnn.models._model_inputs import check_fields, checked_tokens
+from jaxnn.models._model_inputs import apply_layers, check_fields, checked_tokens
 from jaxnn.models._transformer import STDDEV, residual_block
 from jaxnn.types import ConfigError, DataError, check_int
 
@@ -136,35 +137,18 @@ class GPT(linen.Module):
             rows = positions if cache is None else jnp.minimum(positions, self.max_length - 1)
             x = nn.add_broadcast(x, nn.Embed(self.max_length, self.features, embedding_init=init)(rows))
         x = nn.Dropout(self.dropout)(x, train=train)
-        x, layers = self._blocks(x, train, positions, None if cache is None else cache.layers)
+        stddev = STDDEV / (2 * self.num_layers) ** 0.5
+        norm = partial(self.norm, epsilon=self.epsilon)
+        block = partial(Block, self.num_heads, self.key_heads, stddev, self.dropout, self.rotary, norm)
+        call = lambda block, x, layer: block(x, positions, layer, train)  # noqa: E731
+        layers = None if cache is None else cache.layers
+        x, layers = apply_layers(call, block, self.num_layers, x, layers, remat=self.remat, scan=self.scan)
         if cache is not None:
             counts = jnp.full(batch, time) if lengths is None else lengths
             x = jnp.take_along_axis(x, counts[:, None, None] - 1, axis=1)
-        x = self.norm(epsilon=self.epsilon)(x)
+        x = norm()(x)
         logits = embed.attend(x) if self.tied else nn.Dense(self.vocabulary_size, kernel_init=init)(x)
         return logits if cache is None else (logits[:, 0], GPTCache(cache.lengths + counts, layers))
-
-    def _blocks(self, x: jax.Array, train: bool, positions: jax.Array, caches: Any) -> tuple[jax.Array, Any]:
-        """Runs all blocks; returns their output and their caches."""
-        stddev = STDDEV / (2 * self.num_layers) ** 0.5
-        fields = (self.num_heads, self.key_heads, stddev, self.dropout, train, self.rotary, self.norm, self.epsilon)
-        block = linen.remat(Block, prevent_cse=not self.scan) if self.remat else Block
-        if self.scan:
-            block = linen.scan(
-                block,
-                variable_axes={"params": 0},
-                split_rngs={"params": True, "dropout": True},
-                in_axes=(linen.broadcast, 0),
-                length=self.num_layers,
-                metadata_params={linen.PARTITION_NAME: None},
-            )
-            out: tuple[jax.Array, Any] = block(*fields, name="Block_0")(x, positions, caches)
-            return out
-        layers = []
-        for index in range(self.num_layers):
-            x, layer = block(*fields, name=f"Block_{index}")(x, positions, None if caches is None else caches[index])
-            layers.append(layer)
-        return x, tuple(layers)
 
 
 class Block(linen.Module):
@@ -174,13 +158,11 @@ class Block(linen.Module):
     key_heads: int
     stddev: float  # of the initial kernels of the projections onto the residual stream
     dropout: ArrayLike  # [] the rate before each residual addition
-    train: bool  # a field, since `remat` and `scan` would trace an argument
     rotary: bool
-    norm: type[linen.Module]
-    epsilon: float
+    norm: Callable[[], linen.Module]
 
     @linen.compact
-    def __call__(self, x: jax.Array, positions: jax.Array, cache: Any = None) -> tuple[jax.Array, Any]:
+    def __call__(self, x: jax.Array, positions: jax.Array, cache: Any, train: bool) -> tuple[jax.Array, Any]:
         """Maps ``[batch, time, features]`` at ``positions [batch | 1, time]`` to the same shape and the new cache."""
         features, head_dim = x.shape[-1], x.shape[-1] // self.num_heads
         width = self.key_heads * head_dim
@@ -201,9 +183,8 @@ class Block(linen.Module):
                 seen = (jnp.arange(key.shape[1])[None, None] <= positions[..., None])[:, None]
             return nn.attention(query, key, value, causal=cache is None, mask=seen).reshape(x.shape)
 
-        how: dict[str, Any] = {"train": self.train, "dropout": self.dropout, "stddev": self.stddev}
-        how |= {"norm": partial(self.norm, epsilon=self.epsilon), "activation": linen.gelu}
-        return residual_block(x, attend, features + 2 * width, 4 * features, **how), cache
+        how: dict[str, Any] = {"train": train, "dropout": self.dropout, "stddev": self.stddev, "norm": self.norm}
+        return residual_block(x, attend, features + 2 * width, 4 * features, activation=linen.gelu, **how), cache
 
 
 def _rotate(x: jax.Array, positions: jax.Array) -> jax.Array:

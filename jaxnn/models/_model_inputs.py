@@ -64,22 +64,32 @@ def rematerialized(call: Callable[..., Any], remat: Remat, *, in_scan: bool = Fa
 
 
 def apply_layers(
-    make: Callable[[], linen.Module], num_layers: int, x: jax.Array, *, remat: Remat, scan: bool, **call: Any
-) -> jax.Array:
-    """Calls ``num_layers`` modules of ``make()``, whose inputs and outputs are alike, one after another.
+    call: Callable[[Any, jax.Array, Any], tuple[jax.Array, Any]],
+    make: Callable[[], linen.Module],
+    num_layers: int,
+    x: jax.Array,
+    states: Any = None,
+    *,
+    remat: Remat,
+    scan: bool,
+) -> tuple[jax.Array, Any]:
+    """Calls ``num_layers`` modules of ``make()`` one after another; returns the last output and the layers' states.
 
-    They become submodules of the calling module. With ``scan`` it is one in a loop, whose variables have a first axis
-    of layers (`stack_layers`). ``call`` are options of each call.
+    They become submodules of the calling module. ``call(module, x, state)`` returns an output like ``x`` and the new
+    state, of which there may be none. With ``scan`` it is one module in a loop, whose variables (`stack_layers`) and
+    states have a first axis of layers.
     """
-    layer = rematerialized(lambda module, x: module(x, **call), remat, in_scan=scan)
+    layer = rematerialized(call, remat, in_scan=scan)
     if not scan:
-        for _ in range(num_layers):
-            x = layer(make(), x)
-        return x
+        results = []
+        for number in range(num_layers):
+            x, result = layer(make(), x, None if states is None else states[number])
+            results.append(result)
+        return x, tuple(results)
     lift: Any = linen.scan
     options = {"metadata_params": {linen.PARTITION_NAME: None}, "length": num_layers}
     options |= {"variable_axes": {True: 0}, "split_rngs": {True: True}}  # of all collections
-    out: jax.Array = lift(lambda module, x, _: (layer(module, x), None), **options)(make(), x, None)[0]
+    out: tuple[jax.Array, Any] = lift(layer, **options)(make(), x, states)
     return out
 
 

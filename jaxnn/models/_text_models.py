@@ -15,10 +15,6 @@ from jaxnn.models._model_inputs import check_fields, checked_tokens
 from jaxnn.types import ConfigError
 
 
-def _small(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    return jax.random.uniform(key, shape, dtype, -1 / shape[-1], 1 / shape[-1])
-
-
 class FastText(linen.Module):
     """Averages the embeddings of all tokens, then a dense layer gives the logits: fastText.
 

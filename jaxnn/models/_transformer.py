@@ -106,7 +106,8 @@ class _Classifier(linen.Module):
         x = nn.add_broadcast(x, self.param("positions", _normal, (1, max_length, features))[:, :time])
         x = nn.Dropout(self.dropout)(x, train=train)
         block = partial(TransformerBlock, self.num_heads, self.dropout, self.hidden_features)
-        x = apply_layers(block, self.num_layers, x, remat=self.remat, scan=self.scan, train=train, mask=mask)
+        call = lambda block, x, _: (block(x, train, mask=mask), None)  # noqa: E731
+        x, _ = apply_layers(call, block, self.num_layers, x, remat=self.remat, scan=self.scan)
         x = nn.LayerNorm()(x)
         if self.pooling == "class_token":
             x = x[:, 0]

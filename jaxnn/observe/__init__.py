@@ -6,7 +6,6 @@ from jaxnn.observe._equations import equations
 from jaxnn.observe._half_sums import half_sums
 from jaxnn.observe._hlo import Work, work_of
 from jaxnn.observe._machine import (
-    UNOPENED,
     Placement,
     available_bytes,
     describe_devices,
@@ -25,7 +24,6 @@ from jaxnn.observe._printing import (
     flush_output,
     is_of_output,
     leave,
-    markdown_table,
     printable,
     say_error,
     short_path,
@@ -53,7 +51,6 @@ __all__ = [
     "given_up",
     "half_sums",
     "known_faults",
-    "markdown_table",
     "missing_gpu",
     "nbytes",
     "text_table",

@@ -10,7 +10,7 @@ import jax
 from jax.extend import core
 
 from jaxnn._compat import compute_capability, target_device
-from jaxnn.observe._equations import equations
+from jaxnn.observe._equations import constants_and_carries, equations
 from jaxnn.types import ConfigError
 
 SWITCH = "JAXNN_COMPILER_OPTIONS"  # the environment variable: auto, or off for none of those for speed
@@ -186,8 +186,10 @@ def _follow(jaxpr: Any, given: Sequence[frozenset[int]]) -> tuple[bool, list[fro
             case _ if name in _ELEMENTWISE:
                 results = [frozenset().union(*of)]
         # What is carried through a loop may vary after its first turn.
-        shared = {"while": of[:0], "scan": of[: parameters.get("num_consts", 0)], "cond": of[1:]}.get(name, of)
+        shared = {"while": of[:0], "cond": of[1:]}.get(name, of)
         for inner in core.jaxprs_in_params(parameters):
+            if name == "scan":
+                shared = of[: constants_and_carries(equation, inner)[0]]
             found, inner_results = _follow(inner, shared if len(shared) <= len(inner.invars) else ())
             if found:
                 return True, []

@@ -18,3 +18,16 @@ def equations(jaxpr: Any, scopes: str = "") -> Iterator[tuple[Any, str]]:
         yield equation, within
         for inner in core.jaxprs_in_params(equation.params):
             yield from equations(inner, within)
+
+
+def constants_and_carries(scan: Any, body: Any) -> tuple[int, int]:
+    """The number of constants of a ``scan``, its first inputs, and of its carries, which follow them.
+
+    Both have the same shape in its ``body``; what has an axis of steps does not.
+    """
+
+    def alike(outside: Any, inside: Any) -> int:
+        return sum(x.aval.shape == y.aval.shape for x, y in zip(outside, inside, strict=True))
+
+    carries = alike(scan.outvars, body.outvars)
+    return alike(scan.invars, body.invars) - carries, carries

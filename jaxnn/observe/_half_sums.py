@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
-from jaxnn.observe._equations import equations
+from jaxnn.observe._equations import constants_and_carries, equations
 from jaxnn.types import is_half
 
 MOST_TERMS = 64  # so many equal terms are exact in bfloat16, and others err by about the rounding of the result
@@ -70,16 +70,10 @@ def _sums(equation: Any) -> list[tuple[int, Any]]:
             return [(math.prod(sizes), equation.outvars[0])]
         case "scan":
             (body,) = core.jaxprs_in_params(parameters)
-            num_carries = _alike(equation.outvars, body.outvars)
-            first = _alike(equation.invars, body.invars) - num_carries
+            first, num_carries = constants_and_carries(equation, body)
             carries = zip(body.invars[first:], body.outvars[:num_carries], strict=False)
             return [(parameters["length"], after) for before, after in carries if _adds_to(body, before, after)]
     return []
-
-
-def _alike(outside: Any, inside: Any) -> int:
-    """The number of a scan's values with the same shape outside: all but those that have an axis of steps."""
-    return sum(x.aval.shape == y.aval.shape for x, y in zip(outside, inside, strict=True))
 
 
 def _adds_to(body: Any, before: Any, after: Any) -> bool:

@@ -16,10 +16,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxnn.types import ConfigError, PyTree, cpu_count
+from jaxnn._compat import UNOPENED
+from jaxnn.types import ConfigError, PyTree, cpu_count, on_one_line
 
-# Raised by JAX if it cannot open a device; the latter if JAX_PLATFORMS leaves it none.
-UNOPENED = (RuntimeError, AssertionError)
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "jaxnn")
 _CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 _INSTALL = 'pip install "jax[cuda13]"'
@@ -37,7 +36,7 @@ def describe_devices() -> dict[str, Any]:
         devices = jax.devices()
     except UNOPENED as error:
         raise ConfigError(
-            f"JAX could not start a backend ({_one_line(error)}): "
+            f"JAX could not start a backend ({on_one_line(error)}): "
             f"unset JAX_PLATFORMS, or install what it asks for, for NVIDIA with {_INSTALL}."
         ) from error
 
@@ -71,7 +70,7 @@ def missing_gpu(root: str | os.PathLike[str] = "/") -> str | None:
         jax.devices("cuda")
         return None
     except UNOPENED as error:
-        reason = _one_line(error)
+        reason = on_one_line(error)
     platforms: str | None = jax.config.jax_platforms
     plugin = next((name for name in _CUDA_PLUGINS if _version(name)), None)
     pinned = platforms and not {"cuda", "gpu"} & {name.strip() for name in platforms.split(",")}
@@ -213,7 +212,3 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")

@@ -1,4 +1,4 @@
-"""Tables as aligned text, HTML and Markdown, and standard streams that may be closed, full or of any encoding."""
+"""Tables as aligned text and HTML, and standard streams that may be closed, full or of any encoding."""
 
 import contextlib
 import errno
@@ -30,18 +30,6 @@ def text_table(rows: Iterable[Sequence[str]], header: Sequence[str] | None = Non
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in table)
     return "\n".join(line.rstrip() for line in lines)
-
-
-def markdown_table(rows: Iterable[Sequence[str]], header: Sequence[str]) -> str:
-    """Returns a Markdown table; ``|`` in cells is escaped.
-
-    >>> print(jn.observe.markdown_table([("a", "1")], ("name", "x")))
-    | name | x |
-    | --- | --- |
-    | a | 1 |
-    """
-    lines = [header, ("---",) * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '\\|') for cell in line)} |" for line in lines)
 
 
 class Table(NamedTuple):

@@ -23,7 +23,7 @@ import numpy as np
 from jax.extend import core
 
 from jaxnn.observe._compiler_options import CompilerOptions, compile_with, compiler_options, computes_in_tf32
-from jaxnn.observe._equations import equations
+from jaxnn.observe._equations import constants_and_carries, equations
 from jaxnn.observe._printing import leave
 
 # Operations of cuDNN, with the products of their gradient as a multiple of those forward.
@@ -311,9 +311,7 @@ def _count(
         bodies = [] if name in _CUDNN else list(core.jaxprs_in_params(equation.params))
         inputs, times = [True] * len(equation.invars), 1
         if name == "scan":
-            # Carries keep their shape; what is stacked over the steps has an axis more outside. Constants are first.
-            carries = sum(map(_same_shape, equation.outvars, bodies[0].outvars))
-            consts = sum(map(_same_shape, equation.invars, bodies[0].invars)) - carries
+            consts, carries = constants_and_carries(equation, bodies[0])
             times, before = equation.params["length"], None
             while outputs != before:  # a carry that a later step needs is needed
                 before, (each, inputs) = outputs, _count(bodies[0], outputs, cost, within)
@@ -338,10 +336,6 @@ def _count(
                 total[key] += count * value
         needed |= {id(value) for value in itertools.compress(equation.invars, inputs)}
     return total, [id(value) in needed for value in jaxpr.invars]
-
-
-def _same_shape(x: Any, y: Any) -> bool:
-    return bool(x.aval.shape == y.aval.shape)
 
 
 def _product_flops(equation: Any) -> float:

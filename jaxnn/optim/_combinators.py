@@ -5,7 +5,7 @@ raises `ConfigError`.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from jaxnn._bounds import check_range
 from jaxnn.optim._adam import AdamTransformation
-from jaxnn.types import ConfigError, Params, PyTree, TrainState, check_int
+from jaxnn.types import ConfigError, Params, PyTree, TrainState, check_int, named_leaves, path_name
 
 
 def with_accumulation(optimizer: optax.GradientTransformation, num_steps: int) -> optax.GradientTransformation:
@@ -359,22 +359,18 @@ def with_rates(
     """
 
     def scale(updates: Any, params: Any) -> Any:
+        matched = first_matches("with_rates", rates, named_leaves(updates))
+
         def scaled(path: Any, update: jax.Array) -> jax.Array:
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            rate = next((rate for pattern, rate in rates.items() if path_matches(pattern, name)), None)
-            return update if rate is None else update * jnp.asarray(rate, update.dtype)
+            pattern = matched.get(path_name(path))
+            return update if pattern is None else update * jnp.asarray(rates[pattern], update.dtype)
 
         return jax.tree.map_with_path(scaled, updates)
 
     chained = optax.chain(optimizer, optax.stateless(scale))
 
     def init(params: Params) -> optax.OptState:
-        names = [
-            jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(params)
-        ]
-        for pattern in rates:
-            if not any(path_matches(pattern, name) for name in names):
-                raise ConfigError(f"with_rates: no parameter starts with {pattern!r}: there are {', '.join(names)}.")
+        first_matches("with_rates", rates, named_leaves(params))
         return chained.init(params)
 
     return optax.GradientTransformationExtraArgs(init, chained.update)
@@ -410,3 +406,15 @@ def path_matches(pattern: str, path: str) -> bool:
         return re.match(rf"(?:{pattern})(?:/|$)", path) is not None
     except re.error as error:
         raise ConfigError(f"the pattern {pattern!r} is no regular expression: {error}.") from error
+
+
+def first_matches(where: str, patterns: Collection[str], names: Collection[str]) -> dict[str, str]:
+    """Returns the first of ``patterns`` that matches each of ``names``, for those that one matches.
+
+    ConfigError, which ``where`` begins, for a pattern that matches no name.
+    """
+    for pattern in patterns:
+        if not any(path_matches(pattern, name) for name in names):
+            raise ConfigError(f"{where}: no parameter starts with {pattern!r}: there are {', '.join(names) or 'none'}.")
+    matches = ((name, pattern) for name in names for pattern in reversed([*patterns]) if path_matches(pattern, name))
+    return dict(matches)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.extend import core
 
-from jaxnn.types import ConfigError, Params, PyTree
+from jaxnn.types import ConfigError, Params, PyTree, path_name
 
 type Path = tuple[Any, ...]
 # Of each lookup, by the name of its table.
@@ -61,11 +61,6 @@ def apply_updates(params: Params, updates: PyTree) -> Params:
 
     updated: Params = jax.tree.map(apply, updates, params, is_leaf=lambda node: node is None or is_rows(node))
     return updated
-
-
-def path_name(path: Path) -> str:
-    """``layer/embedding`` of a path in a tree of parameters."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def value_and_row_gradient(

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxnn.optim._combinators import AveragedState
-from jaxnn.optim._row_gradients import Path, SparseRows, is_rows, path_name, summed, value_and_row_gradient
-from jaxnn.types import ConfigError, Params, PyTree, suggest
+from jaxnn.optim._row_gradients import Path, SparseRows, is_rows, summed, value_and_row_gradient
+from jaxnn.types import ConfigError, Params, PyTree, named_leaves, path_name, suggest
 
 
 class SparseRowsTransformation(optax.GradientTransformationExtraArgs):
@@ -61,7 +61,7 @@ def sparse_rows(
         return any(_is_called(path_name(path), name) for name in names)
 
     def init(params: optax.Params) -> optax.OptState:
-        known = [path_name(path) for path, _ in jax.tree.leaves_with_path(params)]
+        known = named_leaves(params)
         for name in names:
             if not any(_is_called(path, name) for path in known):
                 raise ConfigError(f"sparse_rows: no parameter is called {name!r}: {suggest(name, known)}.")

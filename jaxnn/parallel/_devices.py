@@ -9,9 +9,10 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from jaxnn._compat import UNOPENED
 from jaxnn.nn import platform as default_platform
-from jaxnn.observe import UNOPENED, missing_gpu
-from jaxnn.types import ConfigError, suggest
+from jaxnn.observe import missing_gpu
+from jaxnn.types import ConfigError, on_one_line, suggest
 
 type Wanted = int | Literal["all"] | None
 
@@ -30,7 +31,7 @@ def find_devices(platform: str | None = None) -> list[jax.Device]:
     try:
         devices = jax.devices(platform or default_platform())
     except UNOPENED as error:
-        reason = f" ({' '.join(str(error).split()).rstrip('.')})" if str(error) else ""
+        reason = f" ({on_one_line(error)})" if str(error) else ""
         remedy = missing_gpu() if platform == "gpu" else None
         if remedy is None and (allowed := jax.config.jax_platforms):
             remedy = f"JAX_PLATFORMS allows only {allowed!r}: unset it, or set it to an available platform."

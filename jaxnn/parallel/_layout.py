@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from jaxnn.parallel._devices import DATA, Wanted, choose_devices, find_devices, format_mesh, make_mesh, parse_mesh
 from jaxnn.parallel._strategies import STRATEGIES, Strategy, find_strategy, spec_axes
 from jaxnn.parallel._transfers import GPU, send_pinned
-from jaxnn.types import ConfigError, PyTree, TrainState
+from jaxnn.types import ConfigError, PyTree, TrainState, path_name
 
 
 class Layout(NamedTuple):
@@ -102,7 +102,7 @@ class Layout(NamedTuple):
             raise ConfigError(f"{source} must return a tree like the state's, with a sharding for each of its arrays.")
         used = {*self.data_axes, *spec_axes(self.batch_spec)}
         for (path, leaf), sharding in zip(jax.tree.leaves_with_path(shapes), jax.tree.leaves(shardings), strict=True):
-            array = f"for {jax.tree_util.keystr(path, simple=True, separator='/')} {list(leaf.shape)}"
+            array = f"for {path_name(path)} {list(leaf.shape)}"
             if not isinstance(sharding, NamedSharding) or sharding.mesh != self.mesh:
                 raise ConfigError(f"{source} returned {sharding!r} {array}: return a NamedSharding on the given mesh.")
             try:

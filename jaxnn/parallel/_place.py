@@ -11,7 +11,7 @@ import warnings
 import jax
 
 from jaxnn._compat import detect_cluster
-from jaxnn.types import ConfigError, JaxnnError
+from jaxnn.types import ConfigError, JaxnnError, on_one_line
 
 START_TIMEOUT = 300.0
 LOST_AFTER = 60.0
@@ -66,11 +66,11 @@ def detect_place(start_timeout: float = START_TIMEOUT, lost_after: float = LOST_
             raise
         # Kinds of clusters fail differently: a service account without rights, a variable that is no number.
         except Exception as error:
-            raise ConfigError(f"--distributed: {' '.join(str(error).split()).rstrip('.')}.") from error
+            raise ConfigError(f"--distributed: {on_one_line(error)}.") from error
     if address is not None and count is not None and rank is not None:
         return Place(address, int(count), int(rank), start_timeout, lost_after, detected=True)
     if warned:
-        raise ConfigError(f"--distributed: {' '.join(str(warned[0].message).split()).rstrip('.')}.")
+        raise ConfigError(f"--distributed: {on_one_line(warned[0].message)}.")
     raise ConfigError(
         "--distributed: no cluster started this process; looked for SLURM (srun), Open MPI (mpirun), Kubernetes (a "
         f"Job) and Cloud TPU. Start it with one of them, or pass its place: {EXPLICIT}."

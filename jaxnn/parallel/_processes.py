@@ -17,7 +17,7 @@ from jaxnn._compat import coordination_client
 from jaxnn.observe import leave
 from jaxnn.parallel._link import LOST, Link, clean
 from jaxnn.parallel._place import Place, process_count, process_id, set_place
-from jaxnn.types import ConfigError, JaxnnError, TrainingError
+from jaxnn.types import ConfigError, JaxnnError, TrainingError, on_one_line
 
 NOTICE_SECONDS = 3.0  # for the connection of another process to close, of whose end an error may be the first sign
 FINISH_SECONDS = 600.0  # between the ends of the first and the last process, which may have a record to complete
@@ -117,7 +117,7 @@ def _initialize(place: Place, address: str) -> None:
             coordinator_bind_address=address,
         )
     except RuntimeError as error:
-        raise TrainingError(f"JAX's distributed runtime did not start: {' '.join(str(error).split())}.") from error
+        raise TrainingError(f"JAX's distributed runtime did not start: {on_one_line(error)}.") from error
 
 
 def _skip_shutdown(status: int) -> None:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxnn.observe import available_bytes, nbytes
 from jaxnn.parallel._devices import DATA
 from jaxnn.parallel._processes import broadcast_from_primary
-from jaxnn.types import ConfigError, PyTree, TrainState, named_object, suggest
+from jaxnn.types import ConfigError, PyTree, TrainState, named_object, path_name, suggest
 
 LEAST_SHARDED = 256  # smaller arrays are replicated: gathering one costs as much time as a larger one
 REPLICATED_SHARE = 0.2  # of a device's free memory, for a replicated state; a step takes several times as much
@@ -117,7 +117,7 @@ def _named_specs(mesh: Mesh, params: PyTree, specs: PyTree) -> dict[Path, tuple[
     found: dict[Path, tuple[tuple[int, ...], PartitionSpec]] = {}
     for path, leaf in jax.tree.leaves_with_path(params):
         spec = given[path]
-        what = f"parameter {jax.tree_util.keystr(path, simple=True, separator='/')} has {list(leaf.shape)}"
+        what = f"parameter {path_name(path)} has {list(leaf.shape)}"
         if len(spec) > leaf.ndim or len(set(spec_axes(spec))) < len(spec_axes(spec)):
             raise ConfigError(f"{what}, and is named {tuple(spec)}: name each axis once, by a mesh axis or None.")
         parts = [tuple(name for name in _names(part) if name in mesh.shape) for part in spec]

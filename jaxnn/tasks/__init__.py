@@ -5,7 +5,6 @@ from jaxnn.tasks._contract import (
     averaged_over,
     by_rows,
     checked,
-    checked_batch,
     derived_metrics,
     metric_of_outputs,
     own_step,

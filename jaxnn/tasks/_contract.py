@@ -14,7 +14,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn.nn import BatchSharding, use_batch_axis, use_batch_sharding
-from jaxnn.types import STEP_MAKER, Batch, ConfigError, Metrics, ModelState, Params, Task, TrainState, check_call
+from jaxnn.types import (
+    STEP_MAKER,
+    Batch,
+    ConfigError,
+    Metrics,
+    ModelState,
+    Params,
+    Task,
+    TrainState,
+    check_call,
+    error_line,
+    named_leaves,
+)
 
 type LossResult = tuple[jax.Array, tuple[ModelState, Metrics]]
 
@@ -84,9 +96,9 @@ def _with_gradient(forward: Callable[[Any], Any], backward: Callable[[Any], Any]
     return function(x)  # type: ignore[no-any-return]
 
 
-def checked_batch(batch: Batch) -> None:
+def _check_batch(batch: Batch) -> None:
     """Raises ConfigError unless the parts of ``batch`` have equally many examples."""
-    named = {jax.tree_util.keystr(at, simple=True, separator="."): x for at, x in jax.tree.leaves_with_path(batch)}
+    named = named_leaves(batch, ".")
     if len({batch.mask.shape, *(jnp.shape(part)[:1] for part in named.values())}) > 1:
         shapes = ", ".join(f"{name} {list(jnp.shape(part))}" for name, part in named.items())
         raise ConfigError(f"the parts of a batch must have one length, and a mask has one axis, not {shapes}.")
@@ -122,26 +134,21 @@ def own_step(make: Callable[..., Any], task: Task, optimizer: Any, config: Any) 
                 )
         for name in ("params", "model_state", "opt_state"):
             _check_state(getattr(state, name), getattr(after, name), "the experiment's step", name)
-        numbers = _arrays("metric", "step", metrics)
-        for name, number in numbers.items():
-            if number.shape != ():
-                raise ConfigError(f"the metric {name!r} of the step is {_described(number)}: return one number.")
-        return after._replace(step=state.step + 1, key=state.key), numbers
+        return after._replace(step=state.step + 1, key=state.key), _numbers("the step", metrics)
 
     return checked
 
 
 def checked(task: Task) -> Task:
-    """Returns ``task`` with its results checked while it is traced; wrong ones would fail far from their cause."""
+    """Returns ``task`` with batches and results checked while it is traced: wrong ones fail far from their cause."""
 
     def init(key: jax.Array, batch: Batch) -> tuple[Params, ModelState]:
         made: Any = task.init(key, batch)
         if not isinstance(made, tuple) or len(made) != 2:
             given = f"it returned {_described(made)}; without a state, return (params, {{}})"
             raise ConfigError(f"the task's init must return (params, model_state): {given}.")
-        for path, leaf in jax.tree.leaves_with_path(made[0]):
+        for name, leaf in named_leaves(made[0]).items():
             if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-                name = jax.tree_util.keystr(path, simple=True, separator="/")
                 raise ConfigError(
                     f"the parameter {name!r} of the task is {jnp.result_type(leaf)}, which cannot be trained: make it "
                     "a float, or keep it in model_state."
@@ -149,6 +156,7 @@ def checked(task: Task) -> Task:
         return made
 
     def loss(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> LossResult:
+        _check_batch(batch)
         made: Any = task.loss(params, model_state, batch, key)
         match made:
             case (value, (new_state, Mapping() as metrics)):
@@ -161,16 +169,13 @@ def checked(task: Task) -> Task:
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
             raise ConfigError(f"the task's loss returned {_described(value)}: return one float, the batch's mean.")
         _check_state(model_state, new_state, "the task's loss", "model_state")
-        numbers = _arrays("metric", "loss", metrics)
+        numbers = _numbers("the task's loss", metrics)
         if "loss" in numbers:
             raise ConfigError("a metric of the task's loss is named 'loss', as the loss itself is reported: rename it.")
-        for name, number in numbers.items():
-            if number.shape != ():
-                wrong = f"the metric {name!r} of the task's loss is {_described(number)}"
-                raise ConfigError(f"{wrong}: return its mean over the batch.")
         return value, (new_state, numbers)
 
     def evaluate(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> Metrics:
+        _check_batch(batch)
         sums: Any = task.evaluate(params, model_state, batch, key)
         if not isinstance(sums, Mapping) or "count" not in sums:
             given = f"a dict of {', '.join(sums) or 'nothing'}" if isinstance(sums, Mapping) else _described(sums)
@@ -178,7 +183,7 @@ def checked(task: Task) -> Task:
                 "the task's evaluate must return a dict of sums with their count, {..., 'count': batch.mask.sum()}: "
                 f"it returned {given}."
             )
-        arrays = _arrays("sum", "evaluate", sums)
+        arrays = _arrays("sum", "the task's evaluate", sums)
         _check_names_apart(task, arrays)
         if arrays["count"].shape != ():
             count = _described(arrays["count"])
@@ -199,7 +204,7 @@ def derived_metrics(task: Task, means: dict[str, Any], what: str = "the means ")
     # The user's code: only the user can fix its errors.
     except Exception as error:
         given = ", ".join(f"{name} {list(np.shape(mean))}" if np.ndim(mean) else name for name, mean in means.items())
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        reason = error_line(error)
         if isinstance(error, ArithmeticError | ValueError):
             reason += "; let it take any numbers, as NumPy's functions do"
         raise ConfigError(f"the task's derive_metrics failed on {what}of {given}: {reason}.") from error
@@ -224,8 +229,7 @@ def metric_of_outputs(name: str, metric: Callable[[Any, Any], Any], targets: Any
     # The user's code, or a library that refuses these targets.
     except Exception as error:
         shapes = f"targets {jax.tree.map(np.shape, targets)} and outputs {jax.tree.map(np.shape, outputs)}"
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise ConfigError(f"the task's metric {name!r} failed on {shapes}: {reason}.") from error
+        raise ConfigError(f"the task's metric {name!r} failed on {shapes}: {error_line(error)}.") from error
 
 
 def _number(name: str, value: Any) -> float:
@@ -241,8 +245,7 @@ def _check_state(before: Any, after: Any, what: str, part: str) -> None:
     """Raises ConfigError unless ``part`` of the state that ``what`` returns has the structure of the one it got."""
 
     def made(tree: Any) -> dict[str, str]:
-        named = ((jax.tree_util.keystr(at, simple=True, separator="/"), x) for at, x in jax.tree.leaves_with_path(tree))
-        return {name: f"{jax.typeof(x).dtype} {list(jnp.shape(x))}" for name, x in named}
+        return {name: f"{jax.typeof(x).dtype} {list(jnp.shape(x))}" for name, x in named_leaves(tree).items()}
 
     old, new = made(before), made(after)
     structures: set[Any] = {jax.tree.structure(before), jax.tree.structure(after)}
@@ -255,11 +258,20 @@ def _check_state(before: Any, after: Any, what: str, part: str) -> None:
     raise ConfigError(f"{what} must return a {part} like the one it got: {difference}.")
 
 
+def _numbers(of: str, metrics: Mapping[Any, Any]) -> dict[str, jax.Array]:
+    numbers = _arrays("metric", of, metrics)
+    for name, number in numbers.items():
+        if number.shape != ():
+            given = _described(number)
+            raise ConfigError(f"the metric {name!r} of {of} is {given}: return one number, its mean over the batch.")
+    return numbers
+
+
 def _arrays(kind: str, of: str, values: Mapping[Any, Any]) -> dict[str, jax.Array]:
     for name in values:
         if not isinstance(name, str):
-            raise ConfigError(f"the {kind}s of the task's {of} have the name {name!r}: names are strings.")
-    return {name: _array(f"the {kind} {name!r} of the task's {of}", value) for name, value in values.items()}
+            raise ConfigError(f"the {kind}s of {of} have the name {name!r}: names are strings.")
+    return {name: _array(f"the {kind} {name!r} of {of}", value) for name, value in values.items()}
 
 
 def _array(what: str, value: Any) -> jax.Array:

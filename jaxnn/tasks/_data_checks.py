@@ -64,8 +64,8 @@ def _trace_model(predict: Predict, params: Params, model_state: ModelState, batc
 
     Such an id gives NaN, which looks like a diverged loss.
     """
-    named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(batch.inputs)}
-    if not any(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in named.values()):
+    leaves = jax.tree.leaves(batch.inputs)
+    if not any(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves):
         return jax.eval_shape(predict, params, model_state, batch.inputs)
     tables: list[tuple[str, int]] = []
 
@@ -98,21 +98,18 @@ def _trace_model(predict: Predict, params: Params, model_state: ModelState, batc
     for (name, size), variable in zip(tables, ids, strict=True):
         while variable in makers and makers[variable].primitive.name in _MOVES:
             variable = makers[variable].invars[0]
-        given = closed.jaxpr.invars[len(closed.jaxpr.invars) - len(named) :]
-        for place, leaf in zip(named, given, strict=True):
+        given = closed.jaxpr.invars[len(closed.jaxpr.invars) - len(leaves) :]
+        for place, leaf in enumerate(given):
             if variable is leaf:
                 _check_range(splits, place, name, size)
     return outputs
 
 
-def _check_range(splits: Splits, place: str, name: str, size: int) -> None:
+def _check_range(splits: Splits, place: int, name: str, size: int) -> None:
     for split, source in splits.named().items():
         if source.examples is None or not jax.tree.leaves(source.examples.inputs):
             continue
-        ids = next(
-            x for at, x in jax.tree.leaves_with_path(source.examples.inputs) if jax.tree_util.keystr(at) == place
-        )
-        ids = np.asarray(ids)
+        ids = np.asarray(jax.tree.leaves(source.examples.inputs)[place])
         # JAX would take negative ones from the end of the table.
         if ids.min() >= 0 and ids.max() < size:
             continue

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxnn.nn import unbox
-from jaxnn.optim import path_matches
+from jaxnn.optim import first_matches
 from jaxnn.tasks._contract import LossResult
-from jaxnn.types import Batch, ConfigError, Metrics, ModelState, Params, PyTree, Splits, Task, check_int
+from jaxnn.types import Batch, ConfigError, ModelState, Params, Splits, Task, check_int, named_leaves, path_name
 
 FROZEN = "frozen"
 """The collection of the model state that holds parameters which are not trained; it is sharded as parameters are."""
@@ -37,18 +37,13 @@ def freeze(task: Task, *patterns: str) -> Task:
 
     def init(key: jax.Array, batch: Batch) -> tuple[Params, ModelState]:
         params, model_state = _plain(*task.init(key, batch))
-        names = _names(params)
-        for pattern in patterns:
-            if not any(path_matches(pattern, name) for name in names):
-                raise ConfigError(f"freeze: no parameter starts with {pattern!r}: there are {', '.join(names)}.")
-        kept = {name for name in names if any(path_matches(pattern, name) for pattern in patterns)}
+        names = named_leaves(unbox(params))
+        kept = first_matches("freeze", patterns, names)
         if not 0 < len(kept) < len(names):
             which = "all parameters: leave some to train" if kept else "none: give a pattern"
             raise ConfigError(f"freeze: {', '.join(patterns) or 'no patterns'} match {which}.")
-        return _select(params, lambda name: name not in kept), {
-            **model_state,
-            FROZEN: _select(params, kept.__contains__),
-        }
+        frozen = _select(params, kept.__contains__)
+        return _select(params, lambda name: name not in kept), {**model_state, FROZEN: frozen}
 
     return _with_params(task, init, _joined)
 
@@ -78,18 +73,16 @@ def lora(
 
     def init(key: jax.Array, batch: Batch) -> tuple[Params, ModelState]:
         params, model_state = _plain(*task.init(key, batch))
-        for pattern in train:
-            if not any(path_matches(pattern, name) for name in _names(params)):
-                raise ConfigError(f"lora: no parameter starts with {pattern!r}: there are {', '.join(_names(params))}.")
-        trained = {name for name in _names(params) if any(path_matches(pattern, name) for pattern in train)}
+        names = named_leaves(unbox(params))
+        trained = first_matches("lora", train, names)
+        wide = [name for name, leaf in names.items() if name not in trained and jnp.ndim(leaf) >= 2]
+        adapted = first_matches("lora, of frozen parameters of two axes", (match,), wide)
         adapters: dict[str, Any] = {}
-        for index, (name, leaf) in enumerate(_names(unbox(params)).items()):
-            if name not in trained and path_matches(match, name) and jnp.ndim(leaf) >= 2:
+        for index, (name, leaf) in enumerate(names.items()):
+            if name in adapted:
                 rows = leaf.size // leaf.shape[-1]
                 a = jax.random.normal(jax.random.fold_in(key, index), (rows, rank), leaf.dtype) / jnp.sqrt(rows)
                 adapters[name] = {"a": a, "b": jnp.zeros((rank, leaf.shape[-1]), leaf.dtype)}
-        if not adapters:
-            raise ConfigError(f"lora: no frozen parameter of two axes matches {match!r}: {', '.join(_names(params))}.")
         frozen = _select(params, lambda name: name not in trained)
         return {**_select(params, trained.__contains__), ADAPTERS: adapters}, {**model_state, FROZEN: frozen}
 
@@ -109,7 +102,7 @@ def merge_lora(params: Params, frozen: Params, scale: float = 1.0) -> Params:
     adapters = params[ADAPTERS]
 
     def adapted(path: Any, leaf: jax.Array) -> Any:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        name = path_name(path)
         if name not in adapters:
             return leaf
         return leaf + scale * (adapters[name]["a"] @ adapters[name]["b"]).reshape(leaf.shape)
@@ -133,17 +126,15 @@ def _with_params(
         value, (updated, metrics) = task.loss(*split(params, model_state), batch, key)
         return value, ({**updated, FROZEN: model_state[FROZEN]}, metrics)
 
-    def evaluate(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> Metrics:
-        return task.evaluate(*split(params, model_state), batch, key)
-
-    def predict(params: Params, model_state: ModelState, inputs: PyTree) -> Any:
-        return task.predict(*split(params, model_state), inputs)
-
     def check(params: Params, model_state: ModelState, batch: Batch, splits: Splits) -> None:
         shapes: Any = jax.eval_shape(split, params, model_state)
         task.check(shapes[0], shapes[1], batch, splits)
 
-    return task._replace(init=init, loss=loss, evaluate=evaluate, predict=predict, check=check)
+    evaluate, predict = (
+        lambda params, model_state, *rest, function=function: function(*split(params, model_state), *rest)
+        for function in (task.evaluate, task.predict)
+    )
+    return task._replace(init=init, loss=loss, evaluate=evaluate, predict=predict, check=check, evaluate_again=None)
 
 
 def _plain(params: Params, model_state: ModelState) -> tuple[Params, ModelState]:
@@ -153,12 +144,6 @@ def _plain(params: Params, model_state: ModelState) -> tuple[Params, ModelState]
             "patterns to one of them."
         )
     return params, model_state
-
-
-def _names(params: Params) -> dict[str, Any]:
-    """The parameters by their paths, ``Dense_0/kernel``."""
-    flat: dict[tuple[str, ...], Any] = flatten_dict(params)  # type: ignore[no-untyped-call]
-    return {"/".join(path): flat[path] for path in sorted(flat)}
 
 
 # By tuples of names: Haiku's names have slashes.

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.types import ConfigError, JaxnnError, suggest
+from jaxnn.record import is_key
+from jaxnn.types import ConfigError, JaxnnError, error_line, path_name, suggest
 
 # Largest difference that numbers of 8 bits may make of a loss or an output, in units of 1 plus its size.
 BFLOAT16_TOLERANCE = 0.1
@@ -51,7 +52,7 @@ def run_checks(name: str, known: Mapping[str, Callable[[], str | None]], checks:
         # The user's code: what it raises is the result of the check.
         except Exception as error:
             cause, fault = error, None
-            failed.setdefault(one_line(error), []).append(check)
+            failed.setdefault(error_line(error), []).append(check)
         if fault is not None:
             failed.setdefault(f"{fault}: {_REMEDIES[check]}", []).append(check)
     if failed:
@@ -61,24 +62,21 @@ def run_checks(name: str, known: Mapping[str, Callable[[], str | None]], checks:
     return results
 
 
-def one_line(error: Exception) -> str:
-    """The type of an error and the first line of its message."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-
-
 class LeftOut(Exception):
     """The reason why a check cannot be done here."""
 
 
 def difference(found: Any, expected: Any, tolerance: float, ways: str) -> str | None:
     """The first array of ``found`` that is not that of ``expected``, and by how much."""
-    found, expected = jax.device_get((found, expected))
+    found, expected = jax.device_get(
+        jax.tree.map(lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, (found, expected))
+    )
     structures: list[Any] = [jax.tree.structure(tree) for tree in (found, expected)]
     if structures[0] != structures[1]:
         return f"the results have another structure {ways}"
     for (path, one), other in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
         one, other = np.asarray(one), np.asarray(other)
-        name = jax.tree_util.keystr(path, simple=True, separator="/") or "the result"
+        name = path_name(path) or "the result"
         if (one.shape, one.dtype) != (other.shape, other.dtype):
             return f"{name} is {one.dtype} {list(one.shape)} {ways}, not {other.dtype} {list(other.shape)}"
         one, other = np.float64(one), np.float64(other)
@@ -96,7 +94,7 @@ def at(tree: Any, *place: Any) -> Any:
 
 def stacked(*trees: Any) -> Any:
     """``trees`` as one, of arrays with a first axis for them."""
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves) if is_key(leaves[0]) else np.stack(leaves), *trees)
 
 
 def moved(tree: Any, size: float) -> Any:

@@ -11,18 +11,8 @@ import numpy as np
 from flax import linen
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxnn.testing._agreement import (
-    BFLOAT16_TOLERANCE,
-    LeftOut,
-    at,
-    cast,
-    difference,
-    moved,
-    one_line,
-    run_checks,
-    stacked,
-)
-from jaxnn.types import ConfigError, PyTree
+from jaxnn.testing._agreement import BFLOAT16_TOLERANCE, LeftOut, at, cast, difference, moved, run_checks, stacked
+from jaxnn.types import ConfigError, PyTree, error_line, named_leaves
 
 LAYER_CHECKS = ("jit", "vmap", "gradient", "rows", "bfloat16", "devices")
 """The checks of `check_layer`."""
@@ -81,8 +71,8 @@ def _initialised(layer: linen.Module, inputs: PyTree) -> Any:
     # The user's code, or Flax, which misses an argument.
     except Exception as error:
         raise ConfigError(
-            f"the layer cannot be initialised with inputs alone ({one_line(error)}): pass a function (params, inputs) "
-            "that calls layer.apply with its other arguments, and params."
+            f"the layer cannot be initialised with inputs alone ({error_line(error)}): pass a function (params, "
+            "inputs) that calls layer.apply with its other arguments, and params."
         ) from error
 
 
@@ -125,8 +115,7 @@ class _Layer:
 
     def derivatives(self) -> str | None:
         gradients = jax.device_get(self.graded(*self.arrays)[1])
-        for path, gradient in jax.tree.leaves_with_path(gradients):
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
+        for name, gradient in named_leaves(gradients).items():
             if not np.isfinite(np.float32(gradient)).all():
                 return f"gradient {name} is not finite"
             if not np.any(gradient):

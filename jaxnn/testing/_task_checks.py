@@ -12,10 +12,11 @@ import numpy as np
 import optax
 
 from jaxnn.parallel import make_layout
+from jaxnn.record import is_key
 from jaxnn.steps import init_train_state, make_evaluate_step, make_train_step
 from jaxnn.tasks import averaged_over
 from jaxnn.testing._agreement import BFLOAT16_TOLERANCE, LeftOut, at, cast, difference, moved, run_checks, stacked
-from jaxnn.types import Batch, ConfigError, Metrics, Task, TrainState, TrainStep
+from jaxnn.types import Batch, ConfigError, Metrics, Task, TrainState, TrainStep, named_leaves
 
 STEP_CHECKS = ("jit", "trace", "vmap", "parameters")
 """The checks of `check_step`."""
@@ -66,15 +67,15 @@ def check_task(
     if state is None:
         state = jax.jit(partial(init_train_state, task, optimizer))(jax.random.key(0), batch)
     evaluate = None if task.evaluate is Task(task.init).evaluate else make_evaluate_step(task)
-    trained = _Trained(make_train_step(task, optimizer), evaluate, state, batch)
+    trained = _Trained(make_train_step(task, optimizer), evaluate, state, batch, tolerance)
     found = {
-        **_step_checks(trained, tolerance),
-        "padding": lambda: _padding(trained, tolerance)[1] if evaluate else _without_evaluate(),
-        "padded step": lambda: _padding(trained, tolerance)[0],
-        "sums": lambda: _sums(trained, tolerance) if evaluate else _without_evaluate(),
-        "bfloat16": lambda: _narrow_loss(task, trained),
-        "devices": lambda: _on_devices(task, optimizer, trained, "data", num_devices, 10 * tolerance),
-        "pmap": lambda: _on_devices(task, optimizer, trained, "pmap", num_devices, 10 * tolerance),
+        **trained.step_checks,
+        "padding": lambda: trained.padding()[1] if evaluate else _without_evaluate(),
+        "padded step": lambda: trained.padding()[0],
+        "sums": lambda: trained.sums(evaluate) if evaluate else _without_evaluate(),
+        "bfloat16": lambda: trained.narrow_loss(task),
+        "devices": lambda: trained.on_devices(task, optimizer, "data", num_devices),
+        "pmap": lambda: trained.on_devices(task, optimizer, "pmap", num_devices),
     }
     return run_checks("check_task", found, checks)
 
@@ -102,57 +103,34 @@ def check_step(
             f"check_step needs a state, as jn.steps.init_train_state returns, not a {type(state).__name__}."
         )
     _check_batch("check_step", batch)
-    return run_checks("check_step", _step_checks(_Trained(step, None, state, batch), tolerance), checks)
+    return run_checks("check_step", _Trained(step, None, state, batch, tolerance).step_checks, checks)
 
 
 class _Trained:
     """A training step and perhaps an evaluation, one program of both, and the states after a few steps.
 
-    States and batches are NumPy's arrays, and the key of a state is the numbers in it: nothing is compiled for them.
+    Batches and all but the keys of states are NumPy's arrays: nothing is compiled for them.
     """
 
     def __init__(
-        self, step: TrainStep, evaluate: Callable[..., Metrics] | None, state: TrainState, batch: Batch
+        self,
+        step: TrainStep,
+        evaluate: Callable[..., Metrics] | None,
+        state: TrainState,
+        batch: Batch,
+        tolerance: float,
     ) -> None:
+        self.step = step
+        self.evaluate = evaluate
+        self.start: TrainState = jax.tree.map(_on_host, state)
         self.batch = jax.device_get(batch)
-        # How the keys among its arrays are made of numbers; None for other arrays.
-        self._kinds = [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in jax.tree.leaves(state)]
-        self.start = jax.device_get(_with_numbers(state))
+        self.tolerance = tolerance
         self.traces = 0
-        self._evaluate = evaluate
-        self._step = step
-
-    def with_numbers(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """``step`` of states whose key is numbers."""
-
-        def call(state: TrainState, batch: Batch) -> Any:
-            state, metrics = step(self.with_keys(state), batch)
-            return _with_numbers(state), metrics
-
-        return call
-
-    def with_keys(self, state: TrainState) -> TrainState:
-        """``state`` with keys in place of their numbers."""
-        leaves, tree = jax.tree.flatten(state)
-        pairs = zip(leaves, self._kinds, strict=True)
-        wrapped = [leaf if kind is None else jax.random.wrap_key_data(leaf, impl=kind) for leaf, kind in pairs]
-        return jax.tree.unflatten(tree, wrapped)  # type: ignore[no-any-return]
-
-    @cached_property
-    def step(self) -> Callable[..., Any]:
-        """The training step."""
-        return self.with_numbers(self._step)
 
     def both(self, state: TrainState, batch: Batch) -> Any:
         """A step, and the sums of an evaluation."""
         self.traces += 1
-        sums = {} if self._evaluate is None else self.evaluated(state, batch)
-        return self.step(state, batch), sums
-
-    def evaluated(self, state: TrainState, batch: Batch) -> Metrics:
-        """The sums of an evaluation."""
-        assert self._evaluate is not None
-        return self._evaluate(self.with_keys(state), batch)
+        return self.step(state, batch), {} if self.evaluate is None else self.evaluate(state, batch)
 
     @cached_property
     def compiled(self) -> Callable[[TrainState, Batch], Any]:
@@ -168,8 +146,8 @@ class _Trained:
     @cached_property
     def starts(self) -> list[TrainState]:
         """The first states of two members, whose parameters differ."""
-        other = self.start._replace(params=moved(self.start.params, 0.1), key=self.start.key[::-1].copy())
-        return [self.start, other]
+        start = self.start
+        return [start, start._replace(params=moved(start.params, 0.1), key=jax.random.split(start.key)[0])]
 
     @cached_property
     def loops(self) -> list[list[Any]]:
@@ -183,13 +161,102 @@ class _Trained:
             results.append(steps)
         return results
 
+    @property
+    def step_checks(self) -> dict[str, Callable[[], str | None]]:
+        """The checks of a training step, by name."""
+        return {
+            "jit": self.without_jit,
+            "trace": self.traced_once,
+            "vmap": self.mapped_steps,
+            "parameters": self.moved_parameters,
+        }
 
-def _is_key(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+    def without_jit(self) -> str | None:
+        stepped, sums = self.compiled(self.start, self.batch)
+        with jax.disable_jit():
+            found, found_sums = self.both(*jax.tree.map(jnp.asarray, (self.start, self.batch)))
+        self.traces -= 1  # that was none
+        by_jit, without = {**_named(stepped), "evaluate": sums}, {**_named(found), "evaluate": found_sums}
+        return difference(without, by_jit, self.tolerance, "without jit")
+
+    def traced_once(self) -> str | None:
+        after = self.loops[0][-1][0]
+        jax.eval_shape(partial(jax.lax.scan, self.step), self.start, stacked(*self.batches))
+        if self.traces > 1:
+            return f"{NUM_STEPS} steps were traced {self.traces} times"
+        counted, expected = {"step": after.step}, {"step": self.start.step + NUM_STEPS}
+        return difference(counted, expected, 0, f"after {NUM_STEPS} steps")
+
+    def mapped_steps(self) -> str | None:
+        loops = self.loops
+        scan = jax.jit(jax.vmap(partial(jax.lax.scan, self.step), (0, None)))
+        found = scan(stacked(*self.starts), stacked(*self.batches))
+        ends = stacked(*(loop[-1][0] for loop in loops))
+        metrics = stacked(*(stacked(*(one for _, one in loop)) for loop in loops))
+        return difference(_named(found), _named((ends, metrics)), self.tolerance, "in two members, mapped")
+
+    def moved_parameters(self) -> str | None:
+        after = self.loops[0][-1][0]
+        named = named_leaves(self.start.params).items()
+        for (name, old), new in zip(named, jax.tree.leaves(after.params), strict=True):
+            if not np.isfinite(np.float32(new)).all():
+                return f"parameter {name} is not finite after {NUM_STEPS} steps"
+            if np.array_equal(old, new):
+                return f"no step changes parameter {name}"
+        return None
+
+    def padding(self) -> list[str | None]:
+        """What an example whose mask is 0 changes in a training step and in an evaluation."""
+        index = np.arange(len(self.batch.mask))
+        padded = _masked(self.batch, index < len(index) - 1)
+        inputs, targets = jax.tree.map(lambda rows: np.concatenate([rows[:-1], rows[:1]]), tuple(self.batch[:2]))
+        other = padded._replace(inputs=inputs, targets=targets)
+        pairs = zip(self.compiled(self.start, other), self.compiled(self.start, padded), strict=True)
+        return [difference(*pair, self.tolerance, "if an example whose mask is 0 is another one") for pair in pairs]
+
+    def sums(self, evaluate: Callable[..., Metrics]) -> str | None:
+        batch, size = self.batch, len(self.batch.mask)
+        index, half = np.arange(size), size // 2
+        first, second, whole = (
+            self.compiled(self.start, _masked(batch, counts))[1]
+            for counts in (index < half, index >= half, index < size)
+        )
+        added = jax.tree.map(np.add, first, second)
+        if (fault := difference(added, whole, 4 * self.tolerance, "as the sum of two halves of a batch")) is not None:
+            return fault
+        short = jax.jit(evaluate)(self.start, _masked(at(batch, slice(half)), np.ones(half)))
+        return difference(short, first, 4 * self.tolerance, "in a batch without padding")
+
+    def narrow_loss(self, task: Task) -> str | None:
+        program = jax.jit(lambda state, batch: task.loss(state.params, state.model_state, batch, state.key)[0])
+        wide = program(self.start, self.batch)
+        state, inputs = cast((self.start, self.batch.inputs), jnp.bfloat16)
+        narrow = program(state._replace(opt_state=self.start.opt_state), self.batch._replace(inputs=inputs))
+        return difference(np.float32(narrow), np.float32(wide), BFLOAT16_TOLERANCE, "in bfloat16")
+
+    def on_devices(self, task: Task, optimizer: Any, strategy: str, num_devices: int) -> str | None:
+        if jax.local_device_count() < num_devices:
+            wanted = f"set JAX_NUM_CPU_DEVICES={num_devices}"
+            raise LeftOut(f"left out: there are fewer than {num_devices} devices; {wanted}")
+        layout = make_layout(strategy, num_devices)
+        rows = len(self.batch.mask) // num_devices * num_devices
+        same = at(self.batch, slice(rows))
+        step = make_train_step(averaged_over(task, layout.axis_name), optimizer)
+
+        def sharded(state: TrainState, batch: Batch) -> Any:
+            return step(state, layout.local_shard(layout.constrain(batch)))
+
+        found = jax.jit(layout.wrap(sharded))(*jax.device_put((self.start, same), layout.replicated))
+        whole = rows == len(self.batch.mask)
+        expected = self.compiled(self.start, same)[0] if whole else jax.jit(self.step)(self.start, same)
+        return difference(_named(found), _named(expected), 10 * self.tolerance, f"on {num_devices} devices")
 
 
-def _with_numbers(state: TrainState) -> TrainState:
-    return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, state)  # type: ignore[no-any-return]
+def _on_host(leaf: Any) -> Any:
+    """A NumPy array; of keys, which have none, the same on the default device."""
+    if not is_key(leaf):
+        return jax.device_get(leaf)
+    return jax.random.wrap_key_data(jax.device_get(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
 
 
 def _without_evaluate() -> None:
@@ -206,113 +273,5 @@ def _named(results: Any) -> dict[str, Any]:
     return dict(zip(("state", "metrics"), results, strict=True))
 
 
-def _step_checks(trained: _Trained, tolerance: float) -> dict[str, Callable[[], str | None]]:
-    return {
-        "jit": lambda: _without_jit(trained, tolerance),
-        "trace": lambda: _traced_once(trained),
-        "vmap": lambda: _mapped_steps(trained, tolerance),
-        "parameters": lambda: _moved(trained),
-    }
-
-
-def _without_jit(trained: _Trained, tolerance: float) -> str | None:
-    stepped, sums = trained.compiled(trained.start, trained.batch)
-    with jax.disable_jit():
-        found, found_sums = trained.both(*jax.tree.map(jnp.asarray, (trained.start, trained.batch)))
-    trained.traces -= 1  # that was none
-    by_jit, without = {**_named(stepped), "evaluate": sums}, {**_named(found), "evaluate": found_sums}
-    return difference(without, by_jit, tolerance, "without jit")
-
-
-def _traced_once(trained: _Trained) -> str | None:
-    after = trained.loops[0][-1][0]
-    jax.eval_shape(partial(jax.lax.scan, trained.step), trained.start, stacked(*trained.batches))
-    if trained.traces > 1:
-        return f"{NUM_STEPS} steps were traced {trained.traces} times"
-    counted, expected = {"step": after.step}, {"step": trained.start.step + NUM_STEPS}
-    return difference(counted, expected, 0, f"after {NUM_STEPS} steps")
-
-
-def _mapped_steps(trained: _Trained, tolerance: float) -> str | None:
-    loops = trained.loops
-    scan = jax.jit(jax.vmap(partial(jax.lax.scan, trained.step), (0, None)))
-    found = jax.device_get(scan(stacked(*trained.starts), stacked(*trained.batches)))
-    ends = stacked(*(loop[-1][0] for loop in loops))
-    metrics = stacked(*(stacked(*(one for _, one in loop)) for loop in loops))
-    return difference(_named(found), _named((ends, metrics)), tolerance, "in two members, mapped")
-
-
-def _moved(trained: _Trained) -> str | None:
-    after = trained.loops[0][-1][0]
-    for (path, old), new in zip(
-        jax.tree.leaves_with_path(trained.start.params), jax.tree.leaves(after.params), strict=True
-    ):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if not np.isfinite(np.float32(new)).all():
-            return f"parameter {name} is not finite after {NUM_STEPS} steps"
-        if np.array_equal(old, new):
-            return f"no step changes parameter {name}"
-    return None
-
-
 def _masked(batch: Batch, counts: Any) -> Batch:
     return batch._replace(mask=np.asarray(counts, np.float32))
-
-
-def _padding(trained: _Trained, tolerance: float) -> list[str | None]:
-    """What an example whose mask is 0 changes in a training step and in an evaluation."""
-    batch, index = trained.batch, np.arange(len(trained.batch.mask))
-    padded = _masked(batch, index < len(index) - 1)
-
-    def replaced(rows: Any) -> Any:
-        return np.concatenate([rows[:-1], rows[:1]])
-
-    other = padded._replace(inputs=jax.tree.map(replaced, batch.inputs), targets=jax.tree.map(replaced, batch.targets))
-    pairs = zip(trained.compiled(trained.start, other), trained.compiled(trained.start, padded), strict=True)
-    return [difference(*pair, tolerance, "if an example whose mask is 0 is another one") for pair in pairs]
-
-
-def _sums(trained: _Trained, tolerance: float) -> str | None:
-    batch, size = trained.batch, len(trained.batch.mask)
-    index, half = np.arange(size), size // 2
-    first, second, whole = (
-        trained.compiled(trained.start, _masked(batch, counts))[1]
-        for counts in (index < half, index >= half, index < size)
-    )
-    added = jax.tree.map(np.add, first, second)
-    if (fault := difference(added, whole, 4 * tolerance, "as the sum of two halves of a batch")) is not None:
-        return fault
-    short = jax.jit(trained.evaluated)(trained.start, _masked(at(batch, slice(half)), np.ones(half)))
-    return difference(short, first, 4 * tolerance, "in a batch without padding")
-
-
-def _narrow_loss(task: Task, trained: _Trained) -> str | None:
-    def loss(state: TrainState, batch: Batch) -> Any:
-        state = trained.with_keys(state)
-        return task.loss(state.params, state.model_state, batch, state.key)[0]
-
-    program = jax.jit(loss)
-    wide = program(trained.start, trained.batch)
-    state, inputs = cast((trained.start, trained.batch.inputs), jnp.bfloat16)
-    narrow = program(state._replace(opt_state=trained.start.opt_state), trained.batch._replace(inputs=inputs))
-    return difference(np.float32(narrow), np.float32(wide), BFLOAT16_TOLERANCE, "in bfloat16")
-
-
-def _on_devices(
-    task: Task, optimizer: Any, trained: _Trained, strategy: str, num_devices: int, tolerance: float
-) -> str | None:
-    if jax.local_device_count() < num_devices:
-        raise LeftOut(f"left out: there are fewer than {num_devices} devices; set JAX_NUM_CPU_DEVICES={num_devices}")
-    layout = make_layout(strategy, num_devices)
-    rows = len(trained.batch.mask) // num_devices * num_devices
-    state, batch = jax.device_put((trained.start, at(trained.batch, slice(rows))), layout.replicated)
-    step = trained.with_numbers(make_train_step(averaged_over(task, layout.axis_name), optimizer))
-
-    def on_devices(state: TrainState, batch: Batch) -> Any:
-        return step(state, layout.local_shard(layout.constrain(batch)))
-
-    found = jax.jit(layout.wrap(on_devices))(state, batch)
-    whole = rows == len(trained.batch.mask)
-    same = at(trained.batch, slice(rows))
-    expected = trained.compiled(trained.start, same)[0] if whole else jax.jit(trained.step)(trained.start, same)
-    return difference(_named(found), _named(expected), tolerance, f"on {num_devices} devices")

@@ -75,7 +75,7 @@ def test_batch_with_parts_of_different_lengths_is_refused():
     for mask in (np.ones(3, np.float32), np.ones((2, 1), np.float32)):
         for step in (make_train_step(LINE, SGD), make_evaluate_step(LINE)):
             with pytest.raises(ConfigError, match=r"one length.* mask \[[23]"):
-                step(state, POINTS._replace(mask=mask))
+                jax.eval_shape(step, state, POINTS._replace(mask=mask))
 
 
 class Normed(linen.Module):

@@ -201,7 +201,7 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (initialized, {"make": lambda: freeze(freeze(LAYERS, "Dense_0"), "Dense_1")}, "none that is frozen already"),
     (initialized, {"make": lambda: freeze(LAYERS, "Conv")}, "no parameter starts with 'Conv': there are Dense_0"),
     (initialized, {"make": lambda: freeze(LAYERS, "Dense_.")}, "match all parameters"),
-    (initialized, {"make": lambda: lora(LAYERS, 2, match="Conv")}, "no frozen parameter of two axes .*'Conv'"),
+    (initialized, {"make": lambda: lora(LAYERS, 2, match="Conv")}, "frozen parameters of two axes: .*'Conv'"),
     (measured, {"metrics": {"auc": 3}}, "the task's metric auc is 3, and must be a function"),
     (measured, {"metrics": {"loss": len}}, "two metrics 'loss'"),
     (partial(under, jax.disable_jit), {}, "jax_disable_jit is on, .* turn it off"),

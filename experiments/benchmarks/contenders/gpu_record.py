@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from harness import Row, ratios
+from harness import Row, markdown_table, ratios
 
-from jaxnn.observe import markdown_table
 from jaxnn.parallel import find_devices
 from jaxnn.record import write_bytes, write_json
 

@@ -8,6 +8,7 @@ from harness._results import (
     bench,
     describe_machine,
     findings_table,
+    markdown_table,
     merge,
     read_results,
     write_page,

@@ -13,7 +13,7 @@ import jax
 
 from harness._study import Bench, Finding, Row, Rows, Study, find_studies
 from harness._timer import measure
-from jaxnn.observe import describe_devices, device_name, markdown_table
+from jaxnn.observe import describe_devices, device_name
 from jaxnn.parallel import first_devices
 from jaxnn.record import git_state, make_room, new_figure, write_bytes, write_json
 from jaxnn.types import ConfigError, RecordError
@@ -190,6 +190,12 @@ def write_page(results: Results, folder: Path, studies: Mapping[str, Study], cha
         figure.savefig(picture, format="png", dpi=110)
         write_bytes(folder / f"{name}.png", picture.getvalue())
     write_bytes(folder / "results.md", make_page(results, studies).encode())
+
+
+def markdown_table(rows: Iterable[Sequence[str]], header: Sequence[str]) -> str:
+    """Returns a Markdown table; ``|`` in cells is escaped."""
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '\\|') for cell in line)} |" for line in lines)
 
 
 def make_page(results: Results, studies: Mapping[str, Study]) -> str:
