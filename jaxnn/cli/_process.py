@@ -11,9 +11,9 @@ from pathlib import Path
 
 import jax
 
-from jaxnn.observe import cpu_count, drop_output, flush_output, is_of_output, leave, printable, say_error
+from jaxnn.observe import cpu_count, drop_output, flush_output, is_of_output, printable, say_error
 from jaxnn.parallel import EXPLICIT, LOST_AFTER, START_TIMEOUT, Place, detect_place, joined
-from jaxnn.run import RESUMABLE, interruptible
+from jaxnn.run import RESUMABLE, interruptible, leave
 from jaxnn.types import ConfigError, JaxnnError, LostError, TrainingError, check_int
 
 FAILED = 1

@@ -23,7 +23,6 @@ from jaxnn.observe._printing import (
     drop_output,
     flush_output,
     is_of_output,
-    leave,
     printable,
     say_error,
     short_path,

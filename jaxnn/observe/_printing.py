@@ -8,12 +8,11 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from jaxnn.types import printable
 
 _UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
-_SHOW_CURSOR = "\x1b[?25h"
 
 
 def text_table(rows: Iterable[Sequence[str]], header: Sequence[str] | None = None) -> str:
@@ -94,17 +93,6 @@ def flush_output() -> None:
             sys.stdout.flush()
     except (OSError, ValueError):
         drop_output()
-
-
-def leave(status: int) -> NoReturn:
-    """Ends the process without waiting for anything; what was printed is seen, and a terminal has its cursor."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        if sys.stdout.isatty():
-            sys.stdout.write(_SHOW_CURSOR)
-    flush_output()
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.flush()
-    os._exit(status)
 
 
 def drop_output() -> None:

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import itertools
 import math
+import os
 import re
 import signal
 import sys
@@ -24,7 +25,6 @@ from jax.extend import core
 
 from jaxnn.observe._compiler_options import CompilerOptions, compile_with, compiler_options, computes_in_tf32
 from jaxnn.observe._equations import constants_and_carries, equations
-from jaxnn.observe._printing import leave
 
 # Operations of cuDNN, with the products of their gradient as a multiple of those forward.
 _CUDNN = {"rnn_fwd": 1, "rnn": 1, "rnn_bwd": 2}
@@ -397,5 +397,7 @@ def compiled_in_threads(programs: Sequence[Lowered]) -> list[Any]:
 def _end_of_compilation(found: Sequence[concurrent.futures.Future[Any]]) -> None:
     """Ends an interpreter that Ctrl-C ends without waiting; another one waits, as XLA must not run after it."""
     if isinstance(getattr(sys, "last_exc", None), KeyboardInterrupt):
-        leave(128 + signal.SIGINT)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(128 + signal.SIGINT)
     concurrent.futures.wait(found)

@@ -8,13 +8,14 @@ import atexit
 import contextlib
 import itertools
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 
 from jaxnn._compat import coordination_client
-from jaxnn.observe import leave
 from jaxnn.parallel._link import LOST, Link, clean
 from jaxnn.parallel._place import Place, process_count, process_id, set_place
 from jaxnn.types import ConfigError, JaxnnError, TrainingError, on_one_line
@@ -122,8 +123,15 @@ def _initialize(place: Place, address: str) -> None:
 
 def _skip_shutdown(status: int) -> None:
     """Makes this process exit without JAX's shutdown, which waits for the others, and aborts if they are gone."""
+
+    def leave() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
+
     # The last registered function is called first.
-    atexit.register(leave, status)
+    atexit.register(leave)
 
 
 def broadcast_from_primary[Value](function: Callable[[], Value], seconds: float = PRIMARY_SECONDS) -> Value:

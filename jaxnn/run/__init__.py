@@ -10,7 +10,7 @@ from jaxnn.run._record import file_name_of
 from jaxnn.run._report import NAME_WIDTH, device_rows, format_rate, format_split, speed_hint
 from jaxnn.run._resume import check_same_config, continued_names, continued_options
 from jaxnn.run._run import Run, open_run
-from jaxnn.run._signals import INTERRUPTED, RESUMABLE, Interruption, interruptible
+from jaxnn.run._signals import INTERRUPTED, RESUMABLE, Interruption, interruptible, leave
 from jaxnn.run._watchdog import Watch, watching
 
 if TYPE_CHECKING:

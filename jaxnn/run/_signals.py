@@ -12,8 +12,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
-from jaxnn.observe import drop_output, leave, printable, say_error
+from jaxnn.observe import drop_output, printable, say_error
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What the thread is sent besides the numbers of signals.
@@ -23,6 +24,7 @@ GRACE_SECONDS = 1.0
 # Exit status. sysexits' EX_TEMPFAIL, "try again later": the run was interrupted, and can be resumed or started again.
 RESUMABLE = 75
 INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
+SHOW_CURSOR = "\x1b[?25h"
 
 
 class Interruption:
@@ -189,3 +191,13 @@ def interruptible(*, owns_process: bool = False, resumed: Path | None = None) ->
         thread.join()
         for end in pipe:
             os.close(end)
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process without waiting for anything; what was printed is seen, and a terminal has its cursor."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if sys.stdout.isatty():
+            sys.stdout.write(SHOW_CURSOR)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
