@@ -171,7 +171,7 @@ def _changes(
     rules = [str(one["options"].get("stop")).rpartition(":")[2] for one in (before, facts)]
     if rules[0] != rules[1]:
         changes.append(f"stop {rules[0]} → {rules[1]}")
-    if (now := facts["config"]["num_steps"]) != (then := before["config"]["num_steps"]):
+    if (now := facts["config"].get("num_steps")) != (then := before["config"].get("num_steps")):
         changes.append(f"num_steps {then} → {now}")
     return changes
 
@@ -182,6 +182,6 @@ def _describe(layout: Mapping[str, Any]) -> str:
 
 def _device(facts: Mapping[str, Any]) -> str:
     """The kind of device that a process computed on; the platform if the record does not list its devices."""
-    platform = facts["options"]["device"] or facts["devices"]["backend"]
+    platform = facts["options"].get("device") or facts["devices"]["backend"]
     kinds = {device["kind"] for device in facts["devices"]["devices"] if device["platform"] == platform}
     return ", ".join(sorted(kinds)) or platform

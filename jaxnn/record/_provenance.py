@@ -221,6 +221,8 @@ def recorded_data(path: object, facts: Mapping[str, Any]) -> Splits | None:
 
     try:
         one = with_tuples({name: described[name] for name in Examples._fields})
+        if not jax.tree.leaves(one["inputs"]):
+            raise ValueError("there are no inputs")
         splits: Any = {
             split: ArraySource(Examples(**jax.tree.map(functools.partial(rows, count), one)))
             for split, count in described["splits"].items()

@@ -115,7 +115,7 @@ def check_reported(
 def check_trained(folder: Path, facts: Mapping[str, Any], group: Mapping[str, Any]) -> None:
     """Raises RecordError unless a ``group`` of the record in ``folder`` with these ``facts`` was opened."""
     needed = {"fingerprint", "steps_per_call", "layout"} | ({"vmap"} if facts["points"] else set())
-    if lacking := needed - group.keys():
+    if lacking := {name for name in needed if group.get(name) is None}:
         raise RecordError(f"{folder} lacks {min(lacking)!r} of a group: it was not trained, or is damaged.")
     if unknown := {*group["traced"]} - {axis["name"] for axis in facts["axes"]}:
         raise RecordError(f"a group of {folder} traces {min(unknown)!r:.60}, which is no axis: it is damaged.")

@@ -69,7 +69,7 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             before = parallel.broadcast_from_primary(lambda: records.read_run(resume))
             # A run can be continued for more steps; with anything else changed it would be another experiment.
             check_same_config(before["config"], experiment.config, "run", resume, but="num_steps")
-            trains = before["status"] != "finished" or before["config"]["num_steps"] != experiment.config.num_steps
+            trains = before["status"] != "finished" or before["config"].get("num_steps") != experiment.config.num_steps
             options = continued_options(options, before["options"], resume, "run", trains=trains, fixed=FIXED)
         writers = stack.enter_context(engine.closing_writers(options))
         if (run_dir := options.run_dir) is not None:

@@ -383,7 +383,7 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
     experiment = dataclasses.replace(experiment, config=record.config_from_json(config, experiment.config))
     facts, about = record.facts_as_run(found), found.about
     check_same_config(about["config"], experiment.config, "sweep", path, but="num_steps")
-    trains = about["status"] != "finished" or about["config"]["num_steps"] != experiment.config.num_steps
+    trains = about["status"] != "finished" or about["config"].get("num_steps") != experiment.config.num_steps
     # Asked before there is a copy, so that its messages name the sweep.
     continued_options(options, facts["options"], path, "sweep", trains=trains, fixed=FIXED)
     opened = _open_recorded(path, experiment, found)
