@@ -232,8 +232,8 @@ def mixture(parts: Mapping[str, Splits], weights: Mapping[str, float]) -> Splits
     >>> jn.data.mixture({"even": even, "odd": odd}, {"even": 0.75, "odd": 0.25})
     Splits(even+odd: 8 train, inputs int32 [])
 
-    Raises DataError for parts that are not in memory or not alike, that are augmented (augment the mixture), mixed or
-    in order already, and unless each has a weight above 0.
+    Raises DataError for parts that are not in memory, not alike, or encoded by different vocabularies, columns or bins;
+    that are augmented (augment the mixture), mixed or in order already; and unless each has a weight above 0.
     """
     if weights.keys() != parts.keys() or not parts or not all(weight > 0 for weight in weights.values()):
         raise DataError(f"a mixture of {', '.join(parts)} needs a weight above 0 for each, not {dict(weights)}.")
@@ -245,12 +245,25 @@ def mixture(parts: Mapping[str, Splits], weights: Mapping[str, float]) -> Splits
             raise DataError(f"the part {name} of a mixture is augmented, mixed or in order: do that to the mixture.")
         if parts[name].class_names != parts[first].class_names:
             raise DataError(f"the part {name} of a mixture has other classes than {first}: rename them.")
+        for kept in ("vocabulary", "columns", "bins"):
+            if not _same(getattr(source, kept, None), getattr(model, kept, None)):
+                raise DataError(
+                    f"the part {name} of a mixture has another {kept} than {first}, so equal numbers mean different "
+                    "things: make both from one data set, as by jn.data.subset."
+                )
         check_alike(f"each of the {{field}} of {name}", first_of(source.examples), f"each of those of {first}", like)
     together: Examples = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(s.examples for s in sources.values()))
     counts = tuple(source.num_examples for source in sources.values())
     shares = tuple(weights[name] / sum(weights.values()) for name in sources)
     train = MixedSource(together, model.augment, counts, shares)
     return parts[first]._replace(train=train, name="+".join(parts))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two encodings, such as vocabularies or None, are equal in all of their parts."""
+    trees = [{} if encoding is None else vars(encoding) for encoding in (one, other)]
+    alike = jax.tree.structure(trees[0]) == jax.tree.structure(trees[1])
+    return alike and jax.tree.all(jax.tree.map(np.array_equal, *trees))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

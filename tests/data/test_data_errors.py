@@ -160,6 +160,7 @@ TEXT_FOLDERS: list[tuple[dict[str, str], str]] = [
 FITTED = Tokenizer().fit(["The cat sat.", "the dog; the CAT's dog", "a-cat"])
 BATCH = batch_of(np.zeros((64, 4, 4, 3), np.float32))
 EVEN, ODD = arrays((np.arange(4), np.zeros(4, int))), arrays((np.arange(3.0), [0, 1, 1]))
+TEXTS, OTHERS = (text_arrays(([text, "film"], [1, 0]), tokenizer=Tokenizer(length=2)) for text in ("good", "bad"))
 MIXED = mixture({"even": EVEN}, {"even": 1})
 PICTURE = {"train/cats/a.png": "no image"}
 SIX, WIDER = ({"x": np.zeros((6, 3), np.float32)}, [3] * 6), ({"x": np.ones((2, 4))}, [0, 1])
@@ -222,6 +223,7 @@ CALLS: list[tuple[Callable[[Path], Any], str]] = [
     (lambda _: iterable(count, test=WIDER), r"inputs of test\['x'\] is .* but the first of train"),
     (lambda _: mixture({"few": EVEN, "many": EVEN}, {"few": 1}), "few, many needs a weight above 0 for each"),
     (lambda _: mixture({"few": EVEN}, {"few": 0}), "few needs a weight above 0 for each"),
+    (lambda _: mixture({"a": TEXTS, "b": OTHERS}, {"a": 1, "b": 1}), "the part b of a mixture has another vocabulary"),
     (lambda _: mixture({"mixed": MIXED}, {"mixed": 1}), "the part mixed of a mixture is augmented, mixed or in order"),
     (lambda _: mixture({"few": EVEN, "other": ODD}, {"few": 1, "other": 1}), "each of the inputs of other is float32"),
     (lambda _: data.subset(EVEN, 5), "num_train is 5, and there are 4 training examples"),
