@@ -262,8 +262,10 @@ def mixture(parts: Mapping[str, Splits], weights: Mapping[str, float]) -> Splits
 def _same(one: Any, other: Any) -> bool:
     """Whether two encodings, such as vocabularies or None, are equal in all of their parts."""
     trees = [{} if encoding is None else vars(encoding) for encoding in (one, other)]
-    alike = jax.tree.structure(trees[0]) == jax.tree.structure(trees[1])
-    return alike and jax.tree.all(jax.tree.map(np.array_equal, *trees))
+    left, right = map(jax.tree.leaves_with_path, trees)
+    return len(left) == len(right) and all(
+        a[0] == b[0] and np.array_equal(a[1], b[1]) for a, b in zip(left, right, strict=True)
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

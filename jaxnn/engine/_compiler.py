@@ -52,7 +52,7 @@ class Programs:
     metrics: tuple[str, ...] = dataclasses.field(init=False)  # the names of the training metrics
     reasons: dict[str, bool] = dataclasses.field(init=False)  # for implementations, see `nn.collect_reasons`
     _pieces: dict[tuple[str, int], Callable[[], Iterator[Piece]]] = dataclasses.field(init=False, default_factory=dict)
-    _compiled: dict[Any, Any] = dataclasses.field(init=False, default_factory=dict)
+    _compiled: dict[_pure.Program, Any] = dataclasses.field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         size = self.spec.experiment.config.batch_size
@@ -85,15 +85,16 @@ class Programs:
 
     def compile_together(self, shape: Shape | None, lengths: Sequence[int], split: str | None, cause: str) -> None:
         """Compiles in parallel threads initial states, calls of ``lengths`` steps for ``cause``, and an evaluation."""
-        keys: list[tuple[Any, ...]] = [("initialise", shape is None), *(("train", shape, length) for length in lengths)]
-        keys += [("evaluate", shape, split, self.eval_batches is not None)] if split is not None else []
-        missing = [key for key in keys if key not in self._compiled]
-        with self.clock.span("compile", f"compiling the programs{_of_members(shape)}"):
+        init = _pure.Initialise(None if shape is None else self._init_count)
+        wanted: list[_pure.Program] = [init, *(_pure.Train(shape, length) for length in lengths)]
+        wanted += [_pure.Evaluate(shape, split, self.eval_batches is not None)] if split is not None else []
+        missing = [program for program in wanted if program not in self._compiled]
+        with self.clock.span("compile", "compiling the programs"):
             # Traced here, in the caller's JAX contexts; only XLA runs in other threads.
-            lowered = [self._lower(key, cause) for key in missing]
+            lowered = [self._lower(program, cause) for program in missing]
             done = observe.compiled_in_threads(lowered)
-        for key, (program, entry) in zip(missing, done, strict=True):
-            self._compiled[key] = program
+        for program, (compiled, entry) in zip(missing, done, strict=True):
+            self._compiled[program] = compiled
             self.ledger.append(entry)
 
     @functools.cached_property
@@ -103,7 +104,7 @@ class Programs:
 
     def init(self) -> TrainState:
         """The state of one member before the first step; the same each time."""
-        state = self._program(("initialise", True), "start")(*self._init_arguments)
+        state = self._program(_pure.Initialise(None), "start")(*self._init_arguments)
         return state if self._init_device is None else jax.device_put(state, self.layout.device)  # type: ignore[no-any-return]
 
     @functools.cached_property
@@ -117,7 +118,7 @@ class Programs:
                 f"while they are made, and {observe.format_bytes(free)} are free: sweep fewer at a time, as with "
                 "shard='1/4'."
             )
-        count, init = self._init_count, self._program(("initialise", False), "start")
+        init = self._program(_pure.Initialise(count := self._init_count), "start")
         parts, given = [], self._init_arguments
         for first in range(0, self.num_members, count):
             # The last few are filled up with the last member.
@@ -132,11 +133,11 @@ class Programs:
 
     def train(self, shape: Shape | None, num_steps: int, cause: str) -> TrainProgram:
         """The program of ``num_steps`` training steps, compiled if it was not yet."""
-        return self._program(("train", shape, num_steps), cause)  # type: ignore[no-any-return]
+        return self._program(_pure.Train(shape, num_steps), cause)  # type: ignore[no-any-return]
 
     def temporary_bytes(self, shape: Shape | None, num_steps: int) -> int:
         """The memory that a call takes on each device and frees again."""
-        return observe.temporary_bytes(self._compiled["train", shape, num_steps])
+        return observe.temporary_bytes(self._compiled[_pure.Train(shape, num_steps)])
 
     def check_memory(self) -> None:
         """Raises TrainingError if a member's state and the largest compiled program exceed a device's free memory.
@@ -149,7 +150,7 @@ class Programs:
         parts = {"parameters": self.shards.params, "the optimizer state": self.shards.opt_state}
         parts["the model state"] = self.shards.model_state
         sizes = {name: copies * observe.nbytes(part) for name, part in parts.items()}
-        made = [program for key, program in self._compiled.items() if key[0] != "initialise"]
+        made = [compiled for one, compiled in self._compiled.items() if not isinstance(one, _pure.Initialise)]
         sizes["temporary arrays"] = copies * max(map(observe.temporary_bytes, made), default=0)
         free, needed = broadcast_from_primary(lambda: observe.available_bytes(layout.device)), sum(sizes.values())
         if free is not None and needed > free:
@@ -162,7 +163,7 @@ class Programs:
 
     def launch_seconds(self, shape: Shape | None, num_steps: int) -> float:
         """The seconds on a GPU that the launches of a call take, of one chunk of a population."""
-        return observe.work_of(self._compiled["train", shape, num_steps].as_text()).launch_seconds
+        return observe.work_of(self._compiled[_pure.Train(shape, num_steps)].as_text()).launch_seconds
 
     def finite_source(self, split: str) -> Source:
         """The split of that name; ConfigError if there is none, or its examples are generated without an end."""
@@ -181,12 +182,13 @@ class Programs:
         """
         self.finite_source(split)
         part = part and self.eval_batches is not None  # otherwise one program serves both
-        key = ("evaluate", shape, split, part)
-        pieces, program = self._pieces_of(split, part), self._program(key, "start")
+        pieces, program = self._pieces_of(split, part), self._program(_pure.Evaluate(shape, split, part), "start")
         kept, results = {} if kept is None else kept, []
         for number, piece in enumerate(pieces()):
             if (before := kept.get((split, number))) is None:
-                before = jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), self._kept_shapes(key, piece))
+                before = jax.tree.map(
+                    lambda one: np.zeros(one.shape, one.dtype), self._kept_shapes(shape, split, piece)
+                )
             *found, kept[split, number] = program(state, *piece, before)
             results.append(jax.device_get(found))
         sums, batches = [sums for sums, _ in results], 0 if shape is None else len(shape)
@@ -343,33 +345,32 @@ class Programs:
         """The shapes of a batch of the training split."""
         return jax.eval_shape(self.source.as_batch, self._like)  # type: ignore[no-any-return]
 
-    def _program(self, key: tuple[Any, ...], cause: str) -> Any:
-        if key not in self._compiled:
-            with self.clock.span("compile", f"compiling the program to {' '.join(map(str, key[::2]))}"):
-                ((self._compiled[key], entry),) = observe.compiled_in_threads([self._lower(key, cause)])
+    def _program(self, program: _pure.Program, cause: str) -> Any:
+        if program not in self._compiled:
+            with self.clock.span("compile", f"compiling the program to {program}"):
+                ((self._compiled[program], entry),) = observe.compiled_in_threads([self._lower(program, cause)])
             self.ledger.append(entry)
-        return self._compiled[key]
+        return self._compiled[program]
 
-    def _lower(self, key: tuple[Any, ...], cause: str) -> observe.Lowered:
+    def _lower(self, program: _pure.Program, cause: str) -> observe.Lowered:
         with self.clock.span("trace", "tracing the programs"):
-            return self._lowered(key, cause)
+            return self._lowered(program, cause)
 
-    def _lowered(self, key: tuple[Any, ...], cause: str) -> observe.Lowered:
-        """Traces and lowers the program of ``key``."""
+    def _lowered(self, program: _pure.Program, cause: str) -> observe.Lowered:
+        """Traces and lowers a program."""
         jit: dict[str, Any] = {"deterministic": self.deterministic}
-        match key:
-            case ("initialise", True):
+        match program:
+            case _pure.Initialise(None):
                 # Its arrays are created on their devices: the full state is never on one device.
                 jit |= {} if self.shardings is None else {"out_shardings": self.shardings}
                 init: Any = _pure.make_init(self.spec.experiment, self.source)
-                return self._lowered_once(init, "initialise", **jit)
-            case ("initialise", _):
-                count = self._init_count
+                return self._lowered_once(init, f"{program}", **jit)
+            case _pure.Initialise(count):
+                assert count is not None
                 values = jax.eval_shape(_rows_of, dict(self.values), np.zeros(count, np.int32))
                 init = _pure.make_population_init(self.spec, count)
-                return self._lowered_once(init, f"initialise {count} members", values)
-            case ("train", shape, num_steps):
-                name = f"train {num_steps} step{'s' if num_steps > 1 else ''}{_of_members(shape)}"
+                return self._lowered_once(init, f"{program}", values)
+            case _pure.Train(shape, num_steps):
                 make = _pure.make_train if shape is None else _pure.make_population_train
                 examples = self.spec.feed.sample(num_steps)
                 if (state := self.sharding(shape)) is not None:
@@ -377,28 +378,26 @@ class Programs:
                     totals = NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
                     jit |= {"in_shardings": (state, totals, shardings_of(examples)), "out_shardings": (state, totals)}
                 arguments = self.abstract(shape), self.zeros(shape), examples
-                return observe.lower_ahead(make(self.spec, num_steps), name, cause, *arguments, donate_argnums=0, **jit)
-            case (_, shape, split, part):
+                train = make(self.spec, num_steps)
+                return observe.lower_ahead(train, f"{program}", cause, *arguments, donate_argnums=0, **jit)
+            case _pure.Evaluate(shape, split, part):
                 piece = next(self._pieces_of(split, part)())
                 if (state := self.sharding(shape)) is not None:
                     spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
                     kept = NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
                     jit |= {"in_shardings": (state, *shardings_of(piece), kept)}
                     jit |= {"out_shardings": self.layout.replicated} if shape is None else {}
-                name = f"evaluate {split}{_of_members(shape)}"
-                evaluate, kept_shapes = self._evaluation(shape, split), self._kept_shapes(key, piece)
-                return observe.lower_ahead(evaluate, name, "start", self.abstract(shape), *piece, kept_shapes, **jit)
-        raise AssertionError(key)
+                given = self.abstract(shape), *piece, self._kept_shapes(shape, split, piece)
+                return observe.lower_ahead(self._evaluation(shape, split), f"{program}", "start", *given, **jit)
 
     def _evaluation(self, shape: Shape | None, split: str) -> Callable[..., Any]:
         make = _pure.make_evaluate if shape is None else _pure.make_population_evaluate
         return make(self.spec, self.splits.named()[split])
 
-    def _kept_shapes(self, key: tuple[Any, ...], piece: Piece) -> Any:
-        """The shapes of what `Task.evaluate_again` keeps of a piece in the evaluation ``key``; empty if nothing."""
+    def _kept_shapes(self, shape: Shape | None, split: str, piece: Piece) -> Any:
+        """The shapes of what `Task.evaluate_again` keeps of a piece of a split; empty if nothing."""
         if self.task.evaluate_again is None:
             return ()
-        _, shape, split, _ = key
         return jax.eval_shape(self._evaluation(shape, split), self.abstract(shape), *piece, None)[2]
 
     def _lowered_once(self, init: Callable[..., Any], name: str, *values: Any, **jit: Any) -> observe.Lowered:
@@ -416,7 +415,7 @@ class Programs:
             self._init_device = None
             return self._lowered_once(init, name, *values, **jit)
 
-    @property
+    @functools.cached_property
     def _init_count(self) -> int:
         """The number of states made at a time, so that they take little memory of the device."""
         free = observe.available_bytes(self.layout.device)
@@ -468,7 +467,3 @@ class Programs:
 def _rows_of(values: dict[str, jax.Array], rows: jax.Array) -> dict[str, jax.Array]:
     """The values of some members; one program for all fields."""
     return {name: value[rows] for name, value in values.items()}
-
-
-def _of_members(shape: Shape | None) -> str:
-    return "" if shape is None else f" of {shape.chunks} × {shape.lanes} members"

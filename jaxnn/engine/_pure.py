@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxnn.data import is_augmented
 from jaxnn.engine._feed import DeviceFeed
-from jaxnn.engine._states import MEMBERS, Population
+from jaxnn.engine._states import MEMBERS, Population, Shape
 from jaxnn.optim import AdamTransformation, evaluation_state, value_and_grad_of
 from jaxnn.parallel import SINGLE_DEVICE, Layout
 from jaxnn.steps import (
@@ -58,6 +59,46 @@ class GroupSpec(NamedTuple):
     def num_devices(self) -> int:
         """The number of devices that members are sharded over: all, unless several devices share a member."""
         return 1 if self.layout.mesh is None else self.layout.mesh.shape.get(MEMBERS, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Initialise:
+    """The program that makes the states of ``count`` members; None: that of a run."""
+
+    count: int | None
+
+    def __str__(self) -> str:
+        return "initialise" if self.count is None else f"initialise {self.count} members"
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """The program that trains a population of ``shape``, or a run, by ``num_steps``."""
+
+    shape: Shape | None
+    num_steps: int
+
+    def __str__(self) -> str:
+        return f"train {self.num_steps} step{'s' if self.num_steps > 1 else ''}{_of_members(self.shape)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    """The program that evaluates a piece of a ``split``, in ``part`` the one that training looks at."""
+
+    shape: Shape | None
+    split: str
+    part: bool
+
+    def __str__(self) -> str:
+        return f"evaluate {self.split}{_of_members(self.shape)}"
+
+
+type Program = Initialise | Train | Evaluate
+
+
+def _of_members(shape: Shape | None) -> str:
+    return "" if shape is None else f" of {shape.chunks} × {shape.lanes} members"
 
 
 def make_step(experiment: Experiment[Any], layout: Layout = SINGLE_DEVICE) -> TrainStep:

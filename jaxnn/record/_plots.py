@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 STYLE = "jaxnn.record.figure"
 MIDDLE_GREY = 0.5
+MOST_RATE = 1e300  # steps per second that are drawn: axes have finite limits
 MOST_CELLS_WITH_NUMBERS = 20  # in a row of a confusion matrix
 MOST_NAMED_CLASSES = 120  # more are named in part
 COLOURS = {"train_": "C0", "validation_": "C2", "test_": "C1", "probe_": "C4"}
@@ -164,7 +165,7 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], run: str = "", data: str = "
         if name == "loss" and all(line.get("train_loss", 1.0) > 0 for line in lines):
             axes.set_yscale("log")
         label_ticks(axes.yaxis, name)
-    reported = [line for line in lines if isinstance(line.get("steps_per_second"), int | float)]
+    reported = [line for line in lines if 0 <= line.get("steps_per_second", -1) < MOST_RATE]
     steps, rates = [line["step"] for line in reported], [line["steps_per_second"] for line in reported]
     # Single windows of a millisecond measure when the host wakes up.
     smooth = [median(rates[max(0, index - 2) : index + 3]) for index in range(len(rates))]
