@@ -93,20 +93,21 @@ def new_sweep_dir(name: str) -> Path:
 
 
 def origin_of(experiment: Experiment[Any]) -> dict[str, Any]:
-    """The script that started a sweep: its command, git state and name, which is None in a notebook."""
-    return {**record.script(), "name": file_name_of(experiment)}
+    """The ``script`` of a process, its command and git state, and its ``name``, which is None in a notebook."""
+    return {"script": record.script(), "name": file_name_of(experiment)}
 
 
 def sweep_facts(plan: SweepPlan, first: Trainer, origin: Mapping[str, Any]) -> dict[str, Any]:
     """The content of ``record.json`` from the start; ``first`` trains the first group."""
-    script, name = {**origin}, plan.options.name or origin["name"] or first.splits.name
-    del script["name"]
+    name = plan.options.name or origin["name"] or first.splits.name
     groups = [
         {"static": dict(group.static), "traced": group.traced, "members": [m.number for m in group.members]}
         for group in plan.groups
     ]
     axes: Any = {"axes": [vars(axis) for axis in plan.points.axes], "unread": list(plan.unread)}
-    return population_facts(plan.experiment, plan.options, first, groups, name, script, **axes, **design_facts(plan))
+    return population_facts(
+        plan.experiment, plan.options, first, groups, name, origin["script"], **axes, **design_facts(plan)
+    )
 
 
 def design_facts(plan: SweepPlan) -> dict[str, Any]:

@@ -59,8 +59,11 @@ def sweep_here(
             if options.plan_only:
                 return _plan_only(plan, display, origin)
             # Before anything is written: errors of the options are found when a group is opened.
-            facts = before and continued_facts(before, plan.experiment, options, origin)
-            facts = facts or sweep_facts(plan, _first_trainer(plan), origin)
+            is_over = before is not None and before["status"] == "finished" and all(map(plan.is_over, plan.groups))
+            if before is None:
+                facts = sweep_facts(plan, _first_trainer(plan), origin)
+            else:
+                facts = before if is_over else continued_facts(before, plan.experiment, options, origin["script"])
         # From here on there is something to save, and a record to complete.
         with interruption.finishing("the current window"), contextlib.ExitStack() as opened:
             record = SweepRecord(None, facts, before)
@@ -68,7 +71,7 @@ def sweep_here(
                 path = options.resume or create_run_dir(options.run_dir or new_sweep_dir(facts["name"]))
                 record.directory = opened.enter_context(open_record(path))
             # A sweep that is over is loaded, not run: its record stays as it is.
-            if before is None or before["status"] != "finished" or not all(map(plan.is_over, plan.groups)):
+            if not is_over:
                 run = SweepRun(plan, record, interruption, display, writers)
                 aloud = options.progress != "none"
                 watch = runs.watching(clock, run.flight, options.stall_after, aloud=aloud)

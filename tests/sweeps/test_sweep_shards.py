@@ -251,7 +251,7 @@ def test_finished_shard_is_resumed_by_the_call_that_started_it(half):
     before = (shard / "metrics.jsonl").read_bytes()
     # By its own directory, which it prints at the end, a shard knows which one it is.
     for options in ({"resume": half, "shard": "2/2"}, {"resume": shard}):
-        assert indices(sweep(**options)) == [1, 3, 5, 7]
+        assert (found := sweep(**options)).status == "finished" and indices(found) == [1, 3, 5, 7]
     assert (shard / "metrics.jsonl").read_bytes() == before
     found = jn.open_sweep(half)
     assert found.status == "interrupted" and indices(found) == list(range(8))
