@@ -19,7 +19,7 @@ from jaxnn.engine._options import (
     resolve_cadences,
     with_changes,
 )
-from jaxnn.engine._population_record import PopulationRecord, continued_facts, population_facts
+from jaxnn.engine._population_record import PopulationRecord, continued_facts, group_facts, population_facts
 from jaxnn.engine._prediction import make_predict, predict_in_batches
 from jaxnn.engine._prepare import Members, fastest_steps, make_calls, open_trainer, programs_of
 from jaxnn.engine._pure import make_init, make_step, over_members

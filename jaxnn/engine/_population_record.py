@@ -33,47 +33,37 @@ class PopulationRecord:
         groups[number] = {**groups[number], **facts}
         self.facts["groups"] = groups
 
-    def describe_group(self, number: int, trainer: Trainer) -> None:
-        """Adds how a group is computed, which takes a trace of its programs; `write` stores it."""
-        programs = trainer.programs
-        self.set_group(
-            number,
-            steps_per_call=trainer.plan.steps_per_call,
-            seconds_per_step_measured=trainer.seconds_per_step,
-            vmap=None if trainer.vmapped is None else trainer.vmapped.as_json(),
-            layout=programs.layout.as_json(),
-            examples=records.describe_data(trainer.splits, programs.first_examples),
-            fingerprint=trainer.fingerprint,
-            precision=programs.product_dtypes,
-            implementations=programs.implementations,
-            start=programs.start.as_json(),
-        )
-
     def open_group(
-        self, number: int, trainer: Trainer, name: str, check: Callable[[int | None], None] = lambda step: None
+        self,
+        number: int,
+        trainer: Trainer,
+        how: Mapping[str, Any],
+        name: str,
+        check: Callable[[int | None], None] = lambda step: None,
     ) -> tuple[list[str], list[str]]:
-        """Opens a described group's store; continues it from its newest undamaged checkpoint if it was started before.
+        """Opens a group's store; continues it from its newest undamaged checkpoint if it was started before.
 
-        ``name`` is that of the group in messages, and ``check`` gets the checkpoint's step, or None, before anything is
-        changed. Returns what changed since and what was damaged, which is also added to the last of the ``resumed``.
-        RecordError if the data are others, or no checkpoint can be read.
+        ``how`` it is computed, as `group_facts` returns, is added to its facts; `write` stores them. ``name`` is that
+        of the group in messages, and ``check`` gets the checkpoint's step, or None, before anything is changed. Returns
+        what changed since and what was damaged, which is also added to the last of the ``resumed``. RecordError if the
+        data are others, or no checkpoint can be read; then the facts stay as they are.
         """
         assert self.directory is not None
-        path, now = self.directory.path, self.facts["groups"][number]
+        path, now = self.directory.path, dict(how)
+        changed, damaged = list[str](), list[str]()
         trainer.open_store(self.directory, records.states_folder(path, self.facts, number))
         before = {} if self.before is None else self.before["groups"][number]
-        if self.before is None or before.get("fingerprint") is None:  # it was not started
-            return [], []
-        kind = "sweep" if self.facts["points"] else "run"
-        records.check_same_data(path, before["fingerprint"], now["fingerprint"]["data"], kind)
-        step, damaged = trainer.restore(name, check)
-        if not trainer.seconds_per_step:
-            self.set_group(number, seconds_per_step_measured=before.get("seconds_per_step_measured") or {})
-        resumed = self.facts["resumed"][-1]
-        resumed["step"] += step or 0
-        changed = _changes(self.before, self.facts, before, now)
-        resumed["changed"] += [change for change in changed if change not in resumed["changed"]]
-        resumed["damaged"] += damaged
+        if self.before is not None and before.get("fingerprint") is not None:  # it was started
+            kind = "sweep" if self.facts["points"] else "run"
+            records.check_same_data(path, before["fingerprint"], now["fingerprint"]["data"], kind)
+            step, damaged = trainer.restore(name, check)
+            now["seconds_per_step_measured"] |= before.get("seconds_per_step_measured") or {}
+            changed = _changes(self.before, self.facts, before, now)
+            resumed = self.facts["resumed"][-1]
+            resumed["step"] += step or 0
+            resumed["changed"] += [change for change in changed if change not in resumed["changed"]]
+            resumed["damaged"] += damaged
+        self.set_group(number, **now)
         return changed, damaged
 
     def write_compilations(self, compilations: Sequence[tuple[int, Any]]) -> None:
@@ -82,6 +72,22 @@ class PopulationRecord:
             each = [{"group": number, **dataclasses.asdict(one)} for number, one in compilations]
             totals = compile_totals([one for _, one in compilations])
             self.directory.write("compiles.json", {"compilations": each, "totals": totals})
+
+
+def group_facts(trainer: Trainer) -> dict[str, Any]:
+    """How a group is computed, for a record; costs a trace of its programs."""
+    programs = trainer.programs
+    return {
+        "steps_per_call": trainer.plan.steps_per_call,
+        "seconds_per_step_measured": dict(trainer.seconds_per_step),
+        "vmap": None if trainer.vmapped is None else trainer.vmapped.as_json(),
+        "layout": programs.layout.as_json(),
+        "examples": records.describe_data(trainer.splits, programs.first_examples),
+        "fingerprint": trainer.fingerprint,
+        "precision": programs.product_dtypes,
+        "implementations": programs.implementations,
+        "start": programs.start.as_json(),
+    }
 
 
 def population_facts(

@@ -90,14 +90,15 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
         session = Session(trainer, clock.seconds)
         if options.record:
             # Before there is a directory: an interruption meanwhile leaves none.
-            session.record = _new_record(session, before)
+            session.record, how = _new_record(session, before), engine.group_facts(trainer)
             if record is None:
                 wanted = options.run_dir or records.new_run_dir(session.name)
                 path = parallel.broadcast_from_primary(lambda: str(records.create_run_dir(wanted)))
                 record = stack.enter_context(records.open_record(Path(path), writes=parallel.is_primary()))
             parallel.set_resume_hint(f"resume with --resume {short_path(record.path)}")
             session.record.directory = record
-            session.record.open_group(0, trainer, "the run", functools.partial(check_checkpoint, trainer, before))
+            check = functools.partial(check_checkpoint, trainer, before)
+            session.record.open_group(0, trainer, how, "the run", check)
         # A run that is over is loaded, not run: its record stays as it is, unless a kill left it without its end.
         if session.log.unfinished or (before is not None and before["status"] != session.log.status):
             if session.record is not None:
@@ -114,9 +115,7 @@ def _new_record(session: Session, before: dict[str, Any] | None) -> engine.Popul
         facts = engine.population_facts(trainer.experiment, trainer.options, trainer, groups, session.name, script)
     else:
         facts = engine.continued_facts(before, trainer.experiment, trainer.options, script, trainer)
-    record = engine.PopulationRecord(None, {**facts, "name": session.name}, before)
-    record.describe_group(0, trainer)
-    return record
+    return engine.PopulationRecord(None, {**facts, "name": session.name}, before)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from jaxnn.engine import (
     Trial,
     VmapPlan,
     evaluations_since_best,
+    group_facts,
     marked,
     population_facts,
 )
@@ -79,8 +80,7 @@ class SweepRecord(PopulationRecord):
         """Opens a group and writes what is known of it; returns notes on changes and damage."""
         if self.directory is None:
             return []
-        self.describe_group(number, trainer)
-        changed, damaged = self.open_group(number, trainer, f"group {number + 1}")
+        changed, damaged = self.open_group(number, trainer, group_facts(trainer), f"group {number + 1}")
         self.write()
         notes = [f"continues, not bit for bit, since these changed: {'; '.join(changed)}"] if changed else []
         return notes + damaged
