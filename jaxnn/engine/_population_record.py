@@ -134,7 +134,8 @@ def continued_facts(
     process = {name: before[name] for name in ("command", "git", "devices", "jax_flags") if name in before}
     resumed = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": 0, "changed": [], "damaged": [], "before": process}
     now = _process_facts(experiment, options, script) | ({} if trainer is None else _trainer_facts(trainer))
-    return {**before, **now, "resumed": [*(before.get("resumed") or ()), resumed], "summary": None}
+    name = options.name or before["name"]  # trackers know it by this
+    return {**before, **now, "name": name, "resumed": [*(before.get("resumed") or ()), resumed], "summary": None}
 
 
 def _trainer_facts(trainer: Trainer) -> dict[str, Any]:

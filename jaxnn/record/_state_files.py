@@ -31,7 +31,9 @@ ITEM = "default"  # the folder of the arrays in a run's checkpoint
 ABOUT_FILE = "checkpoint.json"  # its step, metrics, and the number and digest of the lines of metrics.jsonl up to it
 UNFINISHED = ".unfinished"  # the suffix of a folder while it is written
 # The errors of Orbax for a checkpoint of another tree, or of none, and for one that it cannot write.
-UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError)
+UNREADABLE = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RecursionError, OSError),
+)
 UNWRITABLE = (OSError, ValueError)
 # Orbax expands a path with one of the first three as a pattern, and TensorStore reads a backslash as a slash.
 SPECIAL = frozenset("*?[\\")

@@ -47,7 +47,9 @@ class Session:
 
     @property
     def name(self) -> str:
-        """The option ``name``, else the name of the file that defines the experiment's config, else its data's."""
+        """That of its record, else the option ``name``, the file that defines the experiment's config, or its data."""
+        if self.record is not None:
+            return str(self.record.facts["name"])
         return self.trainer.options.name or file_name_of(self.trainer.experiment) or self.trainer.splits.name
 
 
@@ -115,7 +117,7 @@ def _new_record(session: Session, before: dict[str, Any] | None) -> engine.Popul
         facts = engine.population_facts(trainer.experiment, trainer.options, trainer, groups, session.name, script)
     else:
         facts = engine.continued_facts(before, trainer.experiment, trainer.options, script, trainer)
-    return engine.PopulationRecord(None, {**facts, "name": session.name}, before)
+    return engine.PopulationRecord(None, facts, before)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from jaxnn.engine import (
     group_facts,
     marked,
     population_facts,
+    with_changes,
 )
 from jaxnn.run import check_same_config, continued_options, file_name_of
 from jaxnn.search import Halving, Points
@@ -247,8 +248,8 @@ def with_shard_dir(options: SweepOptions) -> SweepOptions:
             )
     folder = shard_folder(shared, options.shard)
     if options.resume is not None and record.is_sweep(folder):
-        return dataclasses.replace(options, run_dir=None, resume=folder)
-    return dataclasses.replace(options, run_dir=folder, resume=None)
+        return with_changes(options, {"run_dir": None, "resume": folder})
+    return with_changes(options, {"run_dir": folder, "resume": None})
 
 
 def shard_folder(path: Path, shard: str) -> Path:
