@@ -59,16 +59,16 @@ class Recorded(NamedTuple):
 
 
 def read_recorded(path: Path, member: int | None = None) -> Recorded:
-    """Reads the run in ``path``, or a ``member`` of the sweep there.
+    """Reads the run in ``path``, whose only member is 0, or a ``member`` of the sweep there.
 
     RecordError if there is none of this number, or it was not trained; ConfigError if it is no whole number.
     """
-    if member is None:
+    number = None if member is None else check_int("member", member, 0)
+    if number is None or (number == 0 and not is_sweep(path)):
         facts = read_run(path)
         about = {"member": 0, "point": {}, "config": facts["config"], "status": facts["status"]}
         lines = reports_of(read_metrics(path), 0)
         return Recorded(facts, facts["groups"][0], about, lines, states_folder(path.absolute(), facts, 0))
-    number = check_int("member", member, 0)
     for folder in sweep_folders(path):
         facts = read_record(folder)
         for index, group in enumerate(facts["groups"]):

@@ -365,6 +365,8 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
     if process_count() > 1:
         raise ConfigError("a member of a sweep is made a run in one process: continue it there, then resume that run.")
     found = record.read_recorded(path, number)
+    if found.row is None:
+        raise RecordError(f"{path} holds a run, not a sweep: resume it without member.")
     config = record.config_json(experiment.config)
     for name in found.about["point"].keys() - ({NAME} - config.keys()):
         if name == "num_steps" and config.get(name) != found.facts["config"].get("num_steps"):

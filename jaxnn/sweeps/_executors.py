@@ -221,8 +221,8 @@ def _train_shard(given: Swept, settings: Mapping[str, Any], origin: Mapping[str,
         time.sleep(0.2)
     _set_up(settings)
     experiment, points, options = given
-    options = dataclasses.replace(options, executor="local", num_workers=None, devices=1, progress="none")
-    options = dataclasses.replace(options, shard=shard, run_dir=None, resume=path)
+    changes = {"executor": "local", "num_workers": None, "devices": 1, "progress": "none"}
+    options = with_changes(options, changes | {"shard": shard, "run_dir": None, "resume": path})
     sweep_here(experiment, points, with_shard_dir(options), origin)
 
 
