@@ -1,4 +1,4 @@
-"""The record of a population in training: its facts at the start, those of each group, what changed since a resume."""
+"""The record of a population in training: its facts at the start and of each group, and what changed at a resume."""
 
 import dataclasses
 import time
@@ -43,8 +43,8 @@ class PopulationRecord:
     ) -> tuple[list[str], list[str]]:
         """Opens a group's store; continues it from its newest undamaged checkpoint if it was started before.
 
-        ``how`` it is computed, as `group_facts` returns, is added to its facts; `write` stores them. ``name`` is that
-        of the group in messages, and ``check`` gets the checkpoint's step, or None, before anything is changed. Returns
+        ``how`` it is computed, as `group_facts` returns, is added to its facts; `write` stores them. ``name`` is the
+        group's in messages, and ``check`` gets the checkpoint's step, or None, before anything is changed. Returns
         what changed since and what was damaged, which is also added to the last of the ``resumed``. RecordError if the
         data are others, or no checkpoint can be read; then the facts stay as they are.
         """
@@ -101,7 +101,7 @@ def population_facts(
     points: Sequence[Mapping[str, Any]] = (),
     **design: Any,
 ) -> dict[str, Any]:
-    """The content of ``record.json`` at the start of a run or a sweep; ``trainer`` is that of its first group.
+    """The content of ``record.json`` at the start of a run or a sweep; ``trainer`` trains its first group.
 
     ``groups`` have their ``members``, the fields that these share and those that differ; a run has no ``points``.
     """
@@ -129,7 +129,7 @@ def continued_facts(
 ) -> dict[str, Any]:
     """The content of ``record.json`` of a run or a sweep that is resumed, which was ``before``.
 
-    ``trainer`` is that of a run; the groups of a sweep are opened later, and decide nothing here.
+    ``trainer`` trains a run; the groups of a sweep are opened later, and decide nothing here.
     """
     process = {name: before[name] for name in ("command", "git", "devices", "jax_flags") if name in before}
     resumed = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": 0, "changed": [], "damaged": [], "before": process}

@@ -63,7 +63,7 @@ class GroupSpec(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Initialise:
-    """The program that makes the states of ``count`` members; None: that of a run."""
+    """The program that makes the states of ``count`` members; None: the state of a run."""
 
     count: int | None
 
