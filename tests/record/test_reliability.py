@@ -103,7 +103,7 @@ CLAIMS = {
         r"^runs finished, each bitwise that of an undisturbed one +[1-9]": 1,
     },
     # It exits with 1 if reading runs code, hangs or has a traceback.
-    "hostile_records.py --quick": {r"^(run|sweep)\.json +\d+ +\d+ +\d+(  +0){6}$": 4},
+    "hostile_records.py --quick": {r"^record\.json( of a sweep)? +\d+ +\d+ +\d+(  +0){6}$": 4},
     # A run resumes from the checkpoint before a damaged one.
     "torture.py corruption --most-files 1": {"1 of 1": 4},
     # The memory of a long run does not grow.

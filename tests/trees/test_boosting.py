@@ -126,7 +126,7 @@ def test_the_native_kernel_grows_the_same_trees(settings, tmp_path):
         targets = np.digitize(targets, [0.0, 2.0])
     data = jn.data.binned((inputs, targets), categorical=(3,), max_bins=settings.get("max_bins", 255))
     native = tiny.fit(experiment(data=data, **settings), tmp_path / "native", **HOW)
-    assert tiny.read(native.dir)["implementations"]["trees"] == ["native"]
+    assert tiny.read(native.dir)["groups"][0]["implementations"]["trees"] == ["native"]
     with jn.nn.portable():
         other = tiny.fit(experiment(data=data, **settings), **HOW)
     assert same_trees(native, other)
