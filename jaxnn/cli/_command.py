@@ -124,13 +124,13 @@ def show(run: tyro.conf.Positional[Path], /, *, member: int | None = None) -> No
         fixed = "config", _brief([{**one.fields, **dict.fromkeys(one.point)} for one in sweep.members[:1]])
         print(printable(f"{text_table([*sweep.rows(), fixed])}\n\n{sweep.table() if alone else groups}"))
         return
-    facts, group, about, lines, *_ = read_recorded(run, member)
+    facts, group, about, lines, *_ = recorded = read_recorded(run, member)
     sections = ("name", "status", "started", "config", "options", "data", "fingerprint", "git")
     known, names = {**group, **facts, **about}, (*sections, "precision", "steps_per_call", "command", "resumed")
     shown = {name: known.get(name) for name in names}
     shown["devices"] = [device["kind"] for device in facts["devices"]["devices"]]
     shown["versions"] = facts["devices"]["versions"]
-    seconds = (facts.get("summary") or {}).get("seconds") if member is None else None
+    seconds = (facts.get("summary") or {}).get("seconds") if recorded.row is None else None
     shown["time"] = f"{sum(seconds.values()):.2f} s ({format_split(seconds)})" if seconds else None
     shown["final"] = _metrics(final_metrics(lines))
     for name, value in shown.items():

@@ -89,7 +89,7 @@ class Programs:
         wanted: list[_pure.Program] = [init, *(_pure.Train(shape, length) for length in lengths)]
         wanted += [_pure.Evaluate(shape, split, self.eval_batches is not None)] if split is not None else []
         missing = [program for program in wanted if program not in self._compiled]
-        with self.clock.span("compile", "compiling the programs"):
+        with self.clock.span("compile", f"compiling the programs{_pure.of_members(shape)}"):
             # Traced here, in the caller's JAX contexts; only XLA runs in other threads.
             lowered = [self._lower(program, cause) for program in missing]
             done = observe.compiled_in_threads(lowered)

@@ -79,7 +79,7 @@ class Train:
     num_steps: int
 
     def __str__(self) -> str:
-        return f"train {self.num_steps} step{'s' if self.num_steps > 1 else ''}{_of_members(self.shape)}"
+        return f"train {self.num_steps} step{'s' if self.num_steps > 1 else ''}{of_members(self.shape)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,13 +91,14 @@ class Evaluate:
     part: bool
 
     def __str__(self) -> str:
-        return f"evaluate {self.split}{_of_members(self.shape)}"
+        return f"evaluate {self.split}{of_members(self.shape)}"
 
 
 type Program = Initialise | Train | Evaluate
 
 
-def _of_members(shape: Shape | None) -> str:
+def of_members(shape: Shape | None) -> str:
+    """What the names of programs say of the members; empty for a run."""
     return "" if shape is None else f" of {shape.chunks} × {shape.lanes} members"
 
 

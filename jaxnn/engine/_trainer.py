@@ -212,8 +212,9 @@ class Trainer:
             return lines, damage
 
         lines, damage = broadcast_from_primary(rewound)
+        reports = records.reports_by_member(lines)
         for log in self.logs:
-            log.lines = records.reports_of(lines, log.number)
+            log.lines = reports[log.number]
         known = (line.get("elapsed") for line in lines)
         self._elapsed_before = max((value for value in known if isinstance(value, int | float)), default=0.0)
         return [damage] if damage is not None else []

@@ -46,7 +46,7 @@ from jaxnn.record._record_reader import (
     read_record,
     read_recorded,
     read_run,
-    reports_of,
+    reports_by_member,
     shard_folders,
     states_folder,
     sweep_folders,

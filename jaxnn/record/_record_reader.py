@@ -1,5 +1,6 @@
 """Readers of records: a run, a sweep or a member of it, or all of them below a folder; every field is checked."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,7 +68,7 @@ def read_recorded(path: Path, member: int | None = None) -> Recorded:
     if number is None or (number == 0 and not is_sweep(path)):
         facts = read_run(path)
         about = {"member": 0, "point": {}, "config": facts["config"], "status": facts["status"]}
-        lines = reports_of(read_metrics(path), 0)
+        lines = reports_by_member(read_metrics(path))[0]
         return Recorded(facts, facts["groups"][0], about, lines, states_folder(path.absolute(), facts, 0))
     for folder in sweep_folders(path):
         facts = read_record(folder)
@@ -75,7 +76,7 @@ def read_recorded(path: Path, member: int | None = None) -> Recorded:
             if number in group["members"]:
                 members = {line["member"]: line for line in read_members(folder, facts)}
                 check_trained(folder, facts, group)
-                lines = reports_of(read_metrics(folder), number)
+                lines = reports_by_member(read_metrics(folder))[number]
                 if lost := {number, group["members"][0]} - members.keys():
                     raise RecordError(f"{folder / MEMBERS_FILE} lacks member {min(lost)}: the record is damaged.")
                 check_reported(folder, facts, members[number], lines)
@@ -180,18 +181,18 @@ def find_records(folder: Path) -> list[Path]:
     """The directories at or below ``folder`` that hold a run, or a sweep with all of its shards; oldest first."""
     found = []
     for path, folders, files in folder.walk():
-        if any(path.glob(SHARDS)):
+        has_shards = bool(shard_folders(path))
+        if has_shards or RECORD_FILE in files:
             found.append(path)
+        if has_shards or MEMBERS_FILE in files:  # of a sweep: below are its shards and states
             folders.clear()
-        elif RECORD_FILE in files:
-            found.append(path)
     return sorted(found, key=_age)
 
 
 def is_sweep(path: Path) -> bool:
     """Whether the directory ``path`` holds a sweep, or shards of one; RecordError if its record is damaged."""
     try:
-        if any(path.glob(SHARDS)):
+        if shard_folders(path):
             return True
         return (path / RECORD_FILE).is_file() and bool(read_record(path)["points"])
     except OSError:  # such as a name that is too long
@@ -238,6 +239,9 @@ def metrics_of(line: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in line.items() if name not in NO_METRICS}
 
 
-def reports_of(lines: Iterable[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
-    """The reports of one member among ``lines`` of ``metrics.jsonl``, without their column ``member``."""
-    return [{name: line[name] for name in line if name != "member"} for line in lines if line["member"] == number]
+def reports_by_member(lines: Iterable[Mapping[str, Any]]) -> defaultdict[int, list[dict[str, Any]]]:
+    """The ``lines`` of ``metrics.jsonl`` by their column ``member``, and without it; none for other members."""
+    reports = defaultdict[int, list[dict[str, Any]]](list)
+    for line in lines:
+        reports[line["member"]].append({name: line[name] for name in line if name != "member"})
+    return reports

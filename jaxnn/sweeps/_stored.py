@@ -91,13 +91,11 @@ def _read_part(path: Path, facts: Mapping[str, Any]) -> tuple[dict[int, Member],
     started = {number for group in facts["groups"] for number in group["members"]}
     # The first shard has the members that cannot be run.
     started |= set() if facts["options"].get("shard") else {*range(len(facts["points"]))}
-    lines, reports = record.read_metrics(path), dict[int, list[dict[str, Any]]]()
-    for line in lines:
-        reports.setdefault(line["member"], []).append(line)
+    reports = record.reports_by_member(lines := record.read_metrics(path))
     for number in sorted(started | found.keys()) if facts["status"] == "finished" else ():
         if number not in found:
             raise RecordError(f"{file} lacks member {number}: the record is damaged, restore the file from a copy.")
-        record.check_reported(path, facts, found[number], reports.get(number, ()))
+        record.check_reported(path, facts, found[number], reports[number])
     return {number: _member(line, facts) for number, line in found.items()}, lines
 
 

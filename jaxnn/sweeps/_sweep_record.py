@@ -182,6 +182,7 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
             "the experiment since, or start a new sweep."
         )
     recorded = _stored.open_sweep(path)
+    reports = record.reports_by_member(recorded.lines)
     closed = {n for g in before["groups"] for n in g["members"] if g.get("closed") or before["status"] == "finished"}
     planned = {member.number: member for member in plan.members}
     for member in recorded.members:
@@ -189,7 +190,7 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
         done = member.index in closed and member.status in _stored.ENDED and member.status != "failed"
         if member.index in planned and (done or member.status == "pruned"):
             log = planned[member.index]
-            log.status, log.lines = member.status, record.reports_of(recorded.lines, member.index)
+            log.status, log.lines = member.status, reports[member.index]
     options = before["options"]
     if any(options[name] != getattr(plan.options, name) for name in ("vmap_size", "steps_per_call")):
         return
