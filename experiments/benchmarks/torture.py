@@ -48,7 +48,7 @@ SCENARIOS = {
     "a text": "victim.py text",
     "a step of two optimizers": "../digits_gan.py --features 32 --batch-size 16",
     "a sweep": f"victim.py {SWEEP}",
-    "successive halving": f"victim.py {SWEEP} --halving 2",
+    "successive halving": f"victim.py {SWEEP} --search halving --eta 2",
 }
 
 

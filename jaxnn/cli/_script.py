@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 
 from jaxnn.cli import _process
+from jaxnn.cli._search_flags import Design
 from jaxnn.engine import RunOptions, with_changes
 from jaxnn.observe import any_text, drop_output, is_of_output
 from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_recorded, read_run
@@ -37,7 +38,7 @@ from jaxnn.types import USUAL_NAMES, ConfigError, Experiment, suggest
 if TYPE_CHECKING:
     from jaxnn.advice import Advice
     from jaxnn.plans import StepPlan
-    from jaxnn.search import Halving, Points
+    from jaxnn.search import Points, Searcher
     from jaxnn.sweeps import Sweep
 
 COMMANDS = ("run", "sweep", "evaluate", "plan", "advise", "summary")
@@ -57,7 +58,7 @@ def main(
     experiment: Experiment[Any],
     argv: Sequence[str] | None = None,
     *,
-    points: Points | Halving | Mapping[str, Mapping[str, Any] | Points] | None = None,
+    points: Points | Searcher | Mapping[str, Mapping[str, Any] | Points] | None = None,
     options: RunOptions | None = None,
     commands: Mapping[str, Callable[..., Any]] = {},
     at_end: str | None = None,
@@ -176,7 +177,7 @@ def _call_with_run(experiment: Experiment[Any], command: Callable[..., Any], arg
 def _sweep(
     experiment: Experiment[Any],
     arguments: Sequence[str],
-    script: Points | Halving | Mapping[str, Mapping[str, Any] | Points] | None,
+    script: Points | Searcher | Mapping[str, Mapping[str, Any] | Points] | None,
     defaults: RunOptions | None,
 ) -> Sweep:
     """Sweeps the points of the flags, or those of the ``script`` with the values that the flags replace."""
@@ -194,31 +195,28 @@ def _sweep(
             experiment, recorded = recorded_points(options.resume, experiment)
             script = script if many else recorded
         script = search.named(script, experiment.config) if isinstance(script, Mapping) else script
-        halved, points = (script, script.points) if isinstance(script, search.Halving) else (None, script)
-        if points is None and not many:
-            raise ConfigError("nothing to sweep: give a field several values, as in --seed 0 1 2 3.")
         single = {name: words[0] for name, words in values.items() if name not in many}
-        experiment = dataclasses.replace(experiment, config=with_fields(experiment.config, single))
+        flags = _flag_fields([], experiment.config)
+        kinds = {flag: typing.get_type_hints(type(owner))[flag] for flag, (_, owner) in flags.items()}
+        named = {flag: name for flag, (name, _) in flags.items()}
+        space = design.axes(named, lambda flag, word: _value(flag, kinds[flag], _word(kinds[flag], word)))
+        points: Any = {**many, **space} if space else script
+        if isinstance(points, search.Searcher) and many:
+            raise ConfigError("the script has a searcher: give each field one value, or a --space and a --search.")
         if points is None:
+            if not many:
+                raise ConfigError(
+                    "nothing to sweep: give a field several values, as in --seed 0 1 2 3, or a --space to search."
+                )
             points = (search.grid if design.combine == "grid" else search.zip)(**many)
-        elif axes := {name: words for name, words in values.items() if name in many or name in points.scales}:
-            points = search.override(points, axes)
-        if design.halving is not None:
-            halved = search.halving(points, design.halving)
-        found = sweep(experiment, dataclasses.replace(halved, points=points) if halved else points, options)
+        elif isinstance(points, search.Points):
+            swept = {name: words for name, words in values.items() if name in many or name in points.scales}
+            points = search.override(points, swept) if swept else points
+        experiment = dataclasses.replace(experiment, config=with_fields(experiment.config, single))
+        found = sweep(experiment, design.searched(points), options)
     if found.status == "interrupted":
         raise SystemExit(RESUMABLE if found.dir is not None else INTERRUPTED)
     return found
-
-
-@dataclasses.dataclass(frozen=True)
-class Design:
-    """How the values of the flags make members."""
-
-    combine: Literal["grid", "zip"] = "grid"
-    """Every combination of the values, or the first of each field, the second of each, and so on."""
-    halving: int | None = None
-    """Successive halving: one of this many members continues after each rung; default: all train to the end."""
 
 
 def parse_run(
@@ -397,6 +395,19 @@ def _flag_fields(arguments: Sequence[str], config: Any, *options: type) -> dict[
 def _is_word(kind: Any) -> bool:
     """Whether tyro parses a value of this type from one word of several."""
     return kind in (int, float, str, bool) or typing.get_origin(kind) is Literal
+
+
+def _word(kind: Any, word: str) -> Any:
+    """A word as tyro parses it for a field of a simple type, else as it is; ConfigError if it is no such value."""
+    if not _is_word(kind):
+        return word
+    import tyro
+
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            return tyro.cli(kind, args=[word])
+    except SystemExit:
+        raise ConfigError(f"--space: {word!r} is no value of {getattr(kind, '__name__', kind)}.") from None
 
 
 def _value(name: str, kind: Any, word: Any) -> Any:

@@ -26,6 +26,8 @@ from jaxnn.types import ENDLESS, Array, Batch, ConfigError, Examples, Source, Sp
 
 # Initial states are made at most this many at a time, so that one program serves any number of members.
 MOST_AT_ONCE = 64
+# Of members that take the place of others, a few at a time.
+FEW_AT_ONCE = 8
 
 
 def _of_step(measure: Callable[..., Any]) -> functools.cached_property[Any]:
@@ -109,25 +111,29 @@ class Programs:
 
     @functools.cached_property
     def initial(self) -> HostStates:
-        """The states of all members before the first step, on the host; made a few at a time by one program."""
-        needed = 2 * self.num_members * self.member_bytes
+        """The states of all members before the first step, on the host."""
+        return self.fresh(self.values, self.num_members)
+
+    def fresh(self, values: Mapping[str, Array], num_members: int) -> HostStates:
+        """The states before the first step of members with these ``values``; made a few at a time by one program."""
+        needed = 2 * num_members * self.member_bytes
         free = observe.available_bytes(jax.local_devices(backend="cpu")[0])
         if free is not None and needed > free:
             raise TrainingError(
-                f"the states of {self.num_members} members take {observe.format_bytes(needed)} of the host's memory "
+                f"the states of {num_members} members take {observe.format_bytes(needed)} of the host's memory "
                 f"while they are made, and {observe.format_bytes(free)} are free: sweep fewer at a time, as with "
                 "shard='1/4'."
             )
         init = self._program(_pure.Initialise(count := self._init_count), "start")
         parts, given = [], self._init_arguments
-        for first in range(0, self.num_members, count):
+        for first in range(0, num_members, count):
             # The last few are filled up with the last member.
-            rows = np.minimum(np.arange(first, first + count), self.num_members - 1)
-            states = init(jax.device_put(_rows_of(dict(self.values), rows), self._init_device), *given)
+            rows = np.minimum(np.arange(first, first + count), num_members - 1)
+            states = init(jax.device_put(_rows_of(dict(values), rows), self._init_device), *given)
             parts.append(to_host(states))
 
         def joined(*leaves: np.ndarray) -> np.ndarray:
-            return (np.concatenate(leaves) if len(leaves) > 1 else leaves[0])[: self.num_members]
+            return (np.concatenate(leaves) if len(leaves) > 1 else leaves[0])[:num_members]
 
         return jax.tree.map(joined, *parts)  # type: ignore[no-any-return]
 
@@ -227,10 +233,17 @@ class Programs:
         step, alive = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((), np.bool_)
         return Population(step, members, values, stacked(alive), stacked(step), step)  # type: ignore[arg-type]
 
-    def lay_out(self, host: HostStates, slots: np.ndarray, alive: np.ndarray, step: int) -> Population:
+    def lay_out(
+        self,
+        host: HostStates,
+        slots: np.ndarray,
+        alive: np.ndarray,
+        step: int,
+        values: Mapping[str, Array] | None = None,
+    ) -> Population:
         """The members of ``slots [chunks, lanes]`` on the devices, those that are ``alive [members]`` after ``step``.
 
-        An empty lane computes what the first member does, and is not alive.
+        An empty lane computes what the first member does, and is not alive. ``values`` are by default those of all.
         """
         rows = np.where(slots == EMPTY, slots.flat[0], slots)
         living = alive[rows] & (slots != EMPTY)
@@ -238,7 +251,7 @@ class Programs:
             step=np.int32(step),
             members=with_keys(jax.tree.map(lambda leaf: leaf[rows], host.states), self.shapes),
             # As weakly typed as before, which NumPy's arrays cannot be.
-            values=_rows_of(dict(self.values), rows),
+            values=_rows_of(dict(self.values if values is None else values), rows),
             alive=living,
             bad_step=host.bad_step[rows],
             num_chunks=np.int32(living.any(axis=1).sum()),
@@ -420,7 +433,8 @@ class Programs:
         """The number of states made at a time, so that they take little memory of the device."""
         free = observe.available_bytes(self.layout.device)
         fitting = MOST_AT_ONCE if free is None else free // (4 * self.member_bytes)
-        return int(max(1, min(self.num_members, MOST_AT_ONCE, fitting)))
+        most = MOST_AT_ONCE if self.spec.in_step else FEW_AT_ONCE
+        return int(max(1, min(self.num_members, most, fitting)))
 
     @functools.cached_property
     def _like(self) -> Examples:

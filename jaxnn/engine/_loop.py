@@ -28,7 +28,7 @@ class WindowReport(NamedTuple):
     saved: bool  # whether the states were saved
 
 
-class _Block:
+class MemberBlock:
     """Members that are on the devices together: their rows, and their ``state`` on the devices."""
 
     def __init__(self, trainer: Trainer, rows: Sequence[int], step: int) -> None:
@@ -57,6 +57,10 @@ class _Block:
         for place, row in np.ndenumerate(self.slots):
             if row != EMPTY and self.trainer.logs[row].status == RUNNING:
                 yield place, int(row)
+
+    def step_of(self, row: int, step: int) -> int:
+        """The number of updates that a member has done when the block has done ``step``."""
+        return step
 
     def bring_back(self) -> None:
         """Makes the block's state that of the trainer."""
@@ -88,7 +92,7 @@ def train(
             todo = [row for row in todo if row not in rows]
             for row in rows:
                 trainer.logs[row].status = RUNNING
-            block = _Block(trainer, sorted(rows), step)
+            block = MemberBlock(trainer, sorted(rows), step)
             try:
                 for report in _train_block(block, step, until, wants_stop, step_by_step):
                     with trainer.clock.span("caller"):
@@ -139,7 +143,7 @@ def _check_accumulated(trainer: Trainer) -> None:
 
 
 def _train_block(
-    block: _Block, step: int, until: int, wants_stop: Callable[[], bool], step_by_step: bool
+    block: MemberBlock, step: int, until: int, wants_stop: Callable[[], bool], step_by_step: bool
 ) -> Generator[WindowReport]:
     trainer, votes, windows, stops = block.trainer, StopVote(), itertools.count(), False
     plan = with_tails(trainer.plan._replace(num_steps=until)) if until < trainer.plan.num_steps else trainer.plan
@@ -156,7 +160,7 @@ def _train_block(
             programs, plan, feed, block.state, zeros, sync_after, clock=trainer.clock, flight=trainer.flight
         ):
             step = result.step
-            report = _process(block, result, evaluates=plan.evaluates(step))
+            report = process(block, result, evaluates=plan.evaluates(step))
             living, synced = block.living(), result.state is not None
             ending = synced and (stops or not living or step == until)
             saves = synced and trainer.save_due(step, ending=ending)
@@ -174,7 +178,7 @@ def _train_block(
         block.place(step)
 
 
-def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowReport:
+def process(block: MemberBlock, result: WindowResult, *, evaluates: bool) -> WindowReport:
     """Evaluates a finished window, if due, and reports and settles each running member."""
     trainer, splits = block.trainer, block.trainer.splits
     means: dict[str, dict[str, np.ndarray]] = {}  # by split
@@ -192,7 +196,7 @@ def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowR
     lines: dict[int, dict[str, Any]] = {}
     bad_steps: dict[int, int] = {}  # -1: none
     for place, row in block.members():
-        line: dict[str, Any] = {"step": result.step}
+        line: dict[str, Any] = {"step": block.step_of(row, result.step)}
         line |= {name: float(values[place]) for name, values in result.metrics.items()}
         bad_step = int(result.bad_step[place])
         for split, found in means.items() if bad_step < 0 else ():
@@ -212,5 +216,5 @@ def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowR
         if bad_step >= 0:
             trainer.logs[row].error = f"the loss is no longer finite at step {bad_step} of {trainer.plan.num_steps}"
             _check_batch(trainer, bad_step)
-        trainer.settle(row, result.step, diverged=bad_step >= 0)
+        trainer.settle(row, block.step_of(row, result.step), diverged=bad_step >= 0)
     return WindowReport(result.step, result.num_steps, lines, result.seconds, bool(means), False)

@@ -40,23 +40,28 @@ class PopulationRecord:
         how: Mapping[str, Any],
         name: str,
         check: Callable[[int | None], None] = lambda step: None,
+        *,
+        stores: bool = True,
     ) -> tuple[list[str], list[str]]:
         """Opens a group's store; continues it from its newest undamaged checkpoint if it was started before.
 
         ``how`` it is computed, as `group_facts` returns, is added to its facts; `write` stores them. ``name`` is the
-        group's in messages, and ``check`` gets the checkpoint's step, or None, before anything is changed. Returns
+        group's in messages, and ``check`` gets the checkpoint's step, or None, before anything is changed. Without
+        ``stores`` its states are the caller's business. Returns
         what changed since and what was damaged, which is also added to the last of the ``resumed``. RecordError if the
         data are others, or no checkpoint can be read; then the facts stay as they are.
         """
         assert self.directory is not None
         path, now = self.directory.path, dict(how)
         changed, damaged = list[str](), list[str]()
-        trainer.open_store(self.directory, records.states_folder(path, self.facts, number))
-        before = {} if self.before is None else self.before["groups"][number]
+        if stores:
+            trainer.open_store(self.directory, records.states_folder(path, self.facts, number))
+        known = () if self.before is None else self.before["groups"]
+        before = known[number] if number < len(known) else {}
         if self.before is not None and before.get("fingerprint") is not None:  # it was started
             kind = "sweep" if self.facts["points"] else "run"
             records.check_same_data(path, before["fingerprint"], now["fingerprint"]["data"], kind)
-            step, damaged = trainer.restore(name, check)
+            step, damaged = trainer.restore(name, check) if stores else (None, [])
             now["seconds_per_step_measured"] |= before.get("seconds_per_step_measured") or {}
             changed = _changes(self.before, self.facts, before, now)
             resumed = self.facts["resumed"][-1]
@@ -112,7 +117,7 @@ def population_facts(
         **_process_facts(experiment, options, script),
         **_trainer_facts(trainer),
         "axes": (),
-        "halving": None,
+        "search": None,
         **design,
         "points": [dict(point) for point in points],
         "groups": [dict(group) for group in groups],

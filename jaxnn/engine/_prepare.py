@@ -44,6 +44,7 @@ class Members(NamedTuple):
     apart: bool = False  # whether some may be stopped before others
     thorough: bool = False  # whether to measure vmap sizes until they are slower, for their throughput curve
     plan: VmapPlan | None = None  # what an earlier process chose; None: measured
+    in_step: bool = True  # whether they train together; else each has a lane, and its own number of updates
 
 
 @contextlib.contextmanager
@@ -91,7 +92,12 @@ def open_trainer(
             "the data are not on the device, so members cannot have different orders of them: choose "
             "order='shared', or a smaller data set."
         )
-    spec = GroupSpec(experiment, given.member, splits.train, feed, layout)
+    if not (given.in_step or feed.resident):
+        raise ConfigError(
+            "the data are not on the device, so members cannot be at different steps: sweep a list of points without "
+            "lanes, or choose a smaller data set."
+        )
+    spec = GroupSpec(experiment, given.member, splits.train, feed, layout, given.in_step)
     logs = list(logs) if logs is not None else [MemberLog()]
     programs = Programs(
         *(spec, splits, eval_batch_size, options.eval_batches, given.values, given.num_members),

@@ -54,6 +54,7 @@ class GroupSpec(NamedTuple):
     # The devices: members are sharded along the mesh axis ``members``, and each is placed on the other axes as its solo
     # run would be.
     layout: Layout
+    in_step: bool = True  # whether all members have done the same number of updates
 
     @property
     def num_devices(self) -> int:
@@ -243,8 +244,8 @@ def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tupl
         def one(values: Mapping[str, Array], state: TrainState, totals: Totals) -> tuple[TrainState, Totals]:
             return make_train(spec, num_steps, values)(state, totals, examples)
 
-        if part.alive.shape[0] == 1:
-            states, totals = _vmap_or_squeeze(one, 1)(part.values, part.members, totals)
+        if part.alive.shape[0] == 1 or not spec.in_step:
+            states, totals = _vmap_or_squeeze(one, part.alive.shape[0])(part.values, part.members, totals)
         else:
             # Shared parts are not mapped: their batches and random numbers are computed once.
             seeded = "seed" in part.values
@@ -257,8 +258,10 @@ def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tupl
         def kept(new: Array, old: Array) -> jax.Array:
             return jnp.where(continues.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
-        step = jnp.broadcast_to(part.step + num_steps, part.alive.shape).astype(jnp.int32)
-        members = jax.tree.map(kept, states._replace(step=step, key=None), part.members._replace(key=None))  # type: ignore[arg-type]
+        if spec.in_step:
+            step = jnp.broadcast_to(part.step + num_steps, part.alive.shape).astype(jnp.int32)
+            states = states._replace(step=step)
+        members = jax.tree.map(kept, states._replace(key=None), part.members._replace(key=None))  # type: ignore[arg-type]
         return part._replace(members=members, bad_step=jnp.asarray(totals.bad_step)), totals
 
     def train(population: Population, totals: Totals, examples: Examples) -> tuple[Population, Totals]:

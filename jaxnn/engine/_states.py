@@ -19,7 +19,7 @@ EMPTY = -1
 class Population(NamedTuple):
     """The members of one block, ``[chunks, lanes, ...]`` each; lanes are those of all devices together."""
 
-    step: Array | np.int32  # ``[]`` int32, updates done by every member that is alive
+    step: Array | np.int32  # ``[]`` int32, updates done by every member that is alive; of members in lanes, in a window
     members: TrainState  # their states, stacked; ``step`` and ``key`` too
     values: Mapping[str, Array]  # the values of each traced field
     alive: Array  # bool; False for members that have ended and for empty lanes

@@ -78,9 +78,9 @@ class Trainer:
     # Called after each evaluation of a run, whose newest state is there: returns the metrics that probes add; or None.
     probe: Callable[[int], Mapping[str, float]] | None = None
     rates: list[float] = dataclasses.field(default_factory=list)  # steps/s in each window of this process
-    _reported: records.LogDigest = dataclasses.field(init=False)  # of the lines in the record
+    reported: records.LogDigest = dataclasses.field(init=False)  # of the lines in the record
     _saved_at: float = 0.0  # when a state was saved last, by ``time.perf_counter``
-    _elapsed_before: float = 0.0  # seconds, in earlier processes
+    elapsed_before: float = 0.0  # seconds, in earlier processes
 
     @property
     def experiment(self) -> Experiment[Any]:
@@ -103,7 +103,7 @@ class Trainer:
     @property
     def elapsed(self) -> float:
         """Seconds from the start of the run to now, without the time between an interruption and its resume."""
-        return self._elapsed_before + sum(self.clock.seconds.values())
+        return self.elapsed_before + sum(self.clock.seconds.values())
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, str | None]:
@@ -114,7 +114,7 @@ class Trainer:
     def block(self) -> int:
         """The number of members that are on the devices at a time, at most."""
         plan = self.vmapped
-        return 1 if plan is None else min(len(self.logs), plan.block * self.programs.spec.num_devices)
+        return 1 if plan is None else min(self.programs.num_members, plan.block * self.programs.spec.num_devices)
 
     def shape(self, num_members: int) -> Shape | None:
         """The arrangement of a block of which ``num_members`` are left, in the fastest vmap size for their number.
@@ -153,7 +153,7 @@ class Trainer:
     def open_store(self, record: records.Record, folder: Path) -> None:
         """Keeps metrics in ``record`` and checkpoints in ``folder`` from now on."""
         self.record, self._saved_at = record, time.perf_counter()
-        self._reported = records.LogDigest(record.path / records.METRICS_FILE)
+        self.reported = records.LogDigest(record.path / records.METRICS_FILE)
         keep = self.options.keep_last, self.options.keep_best
         self.checkpoints = records.Checkpoints(folder, *keep, self.monitored, self.higher_is_better)
 
@@ -164,7 +164,7 @@ class Trainer:
             return
         with self.clock.span("record"):
             if self.record is not None:
-                self._reported.add(self.record.report(*written))
+                self.reported.add(self.record.report(*written))
             self.writers.write(written)
 
     def restore(
@@ -206,7 +206,7 @@ class Trainer:
 
         def rewound() -> tuple[list[dict[str, Any]], str | None]:
             # The digest stays in the process that writes.
-            lines, self._reported, damage = records.rewind_metrics(
+            lines, self.reported, damage = records.rewind_metrics(
                 record, lambda line: ends[rows[line["member"]]], noted, where, tuple(rows)
             )
             return lines, damage
@@ -216,7 +216,7 @@ class Trainer:
         for log in self.logs:
             log.lines = reports[log.number]
         known = (line.get("elapsed") for line in lines)
-        self._elapsed_before = max((value for value in known if isinstance(value, int | float)), default=0.0)
+        self.elapsed_before = max((value for value in known if isinstance(value, int | float)), default=0.0)
         return [damage] if damage is not None else []
 
     def settle(self, row: int, step: int, *, diverged: bool) -> None:
@@ -287,7 +287,7 @@ class Trainer:
             elif self.logs[0].lines and self.logs[0].step == step:
                 metrics = records.metrics_of(self.logs[0].lines[-1])
             self.writers.flush()
-            self.checkpoints.save(step, self.state, metrics, self._reported)
+            self.checkpoints.save(step, self.state, metrics, self.reported)
             self._saved_at = time.perf_counter()
 
 

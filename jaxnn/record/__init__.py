@@ -1,6 +1,6 @@
 """Run directories, which are readable without jaxnn and never half-written; the checkpoints and plots in them."""
 
-from jaxnn.record._checkpoints import Checkpoints, Restored, load_checkpoint
+from jaxnn.record._checkpoints import Checkpoints, Restored, load_checkpoint, newest_of_all
 from jaxnn.record._metric_log import LogDigest, MetricWriter, WriterFacts, Writers, rewind_metrics
 from jaxnn.record._plots import (
     draw_confusion,

@@ -14,7 +14,7 @@ import itertools
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from jaxnn.observe import format_bytes, nbytes
 from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.record import _state_files as disk
 from jaxnn.record._metric_log import LogDigest
+from jaxnn.record._record_reader import Recorded
 from jaxnn.record._run_directory import FOLDER
 from jaxnn.types import PyTree, RecordError
 
@@ -57,11 +58,19 @@ class Checkpoints:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "jaxnn_checkpoints")
         self._pending: concurrent.futures.Future[None] | None = None
 
-    def save(self, step: int, state: NamedTuple, metrics: Mapping[str, float], log: LogDigest | None = None) -> None:
+    def save(
+        self,
+        step: int,
+        state: NamedTuple,
+        metrics: Mapping[str, float],
+        log: LogDigest | None = None,
+        search: Mapping[str, Any] | None = None,
+    ) -> None:
         """Starts saving ``state``, such as a `TrainState`; returns once the arrays are copied, before they are written.
 
         An existing checkpoint of the step is kept. ``metrics`` are the values measured for this state, and ``log``
-        covers the lines of ``metrics.jsonl`` up to it. RecordError if this save or the one before could not be written.
+        covers the lines of ``metrics.jsonl`` up to it; ``search`` says whose states
+        these are, of a search. RecordError if this save or the one before could not be written.
         """
         self.wait()
         if not broadcast_from_primary(lambda: self._make_room(step, state)):
@@ -70,6 +79,7 @@ class Checkpoints:
             "step": step,
             "metrics": {name: float(value) for name, value in metrics.items() if math.isfinite(value)},
             "log": None if log is None else {"lines": log.lines, "sha256": log.sha256},
+            "search": search,
         }
         copied = disk.host_copy(state._asdict())
         start = functools.partial(disk.start_writing, self.folder / str(step), copied, about)
@@ -140,6 +150,16 @@ class Checkpoints:
             " or choose another --run-dir; older checkpoints are intact.",
         )
 
+    def row_of(self, recorded: Recorded) -> tuple[int, int]:
+        """The number of rows in the newest state, and the row of a member of this group.
+
+        RecordError if it has none, as a member of a search whose state was deleted.
+        """
+        rows, number = self.rows(recorded.group["members"]), recorded.about["member"]
+        if number not in rows:
+            raise RecordError(f"{self.folder} holds no state of member {number}, which is {recorded.about['status']}.")
+        return len(rows), rows.index(number)
+
     def steps(self) -> list[int]:
         """The steps that have a complete checkpoint, in order, after the current save."""
         concurrent.futures.wait([self._pending] if self._pending is not None else [])
@@ -151,28 +171,43 @@ class Checkpoints:
         measured = {step: score for step, score in scores.items() if score > -math.inf}
         return max(measured, key=measured.__getitem__) if measured else max(scores, default=None)
 
-    def restore_newest[State: tuple[Any, ...]](self, like: State) -> Restored[State] | None:
-        """The newest undamaged state, placed like ``like``; None if none was saved, RecordError if all are damaged."""
+    def newest(self) -> tuple[int | None, dict[str, Any], list[tuple[int, str]]]:
+        """The newest undamaged step, what its file says of it, and the damage of newer ones; None if none was saved.
 
-        def find() -> tuple[int | None, dict[str, Any] | None, list[tuple[int, str]]]:
+        RecordError if all are damaged.
+        """
+
+        def find() -> tuple[int | None, dict[str, Any], list[tuple[int, str]]]:
             damaged: list[tuple[int, str]] = []
             for step in reversed(disk.steps_in(self.folder)):
                 checkpoint = self.folder / str(step)
                 if (what := disk.find_damage(checkpoint, step)) is None:
-                    return step, disk.read_about(checkpoint).get("log"), damaged
+                    return step, disk.read_about(checkpoint), damaged
                 damaged.append((step, what))
-            return None, None, damaged
+            return None, {}, damaged
 
-        step, log, damaged = broadcast_from_primary(find)
-        if step is not None:
-            return Restored(step, _read_state(self.folder / str(step), like), log, damaged)
-        if not damaged:
-            return None
+        step, about, damaged = broadcast_from_primary(find)
+        if step is not None or not damaged:
+            return step, about, damaged
         newest, what = damaged[0]
         raise RecordError(
             f"every checkpoint in {self.folder} is damaged, that of step {newest} since {what}: bring one back from a "
             "copy, or start a new run."
         )
+
+    def restore_newest[State: tuple[Any, ...]](self, like: State) -> Restored[State] | None:
+        """The newest undamaged state, placed like ``like``; None if none was saved, RecordError if all are damaged."""
+        step, about, damaged = self.newest()
+        return None if step is None else Restored(step, self.read(step, like), about.get("log"), damaged)
+
+    def read[State: tuple[Any, ...]](self, step: int, like: State) -> State:
+        """The state of a step that is undamaged, placed like ``like``; RecordError if it is no such state."""
+        return _read_state(self.folder / str(step), like)  # type: ignore[no-any-return]
+
+    def rows(self, members: Sequence[int]) -> list[int]:
+        """The members in the rows of the newest state: all ``members`` of the group, or of a search some of them."""
+        found = (self.newest()[1].get("search") or {}).get("members")
+        return [*members] if found is None else found.get(self.folder.name, [])
 
     def set_aside(self, step: int, what: str) -> str:
         """Moves the damaged checkpoint of a step into the folder ``damaged``; returns a message for the user."""
@@ -195,6 +230,32 @@ class Checkpoints:
         except (OSError, ValueError, TypeError, KeyError):
             return -math.inf
         return -math.inf if math.isnan(value) else value if self.higher_is_better else -value
+
+
+def newest_of_all(stores: Mapping[str, Checkpoints]) -> tuple[int | None, dict[str, Any], list[tuple[str, int, str]]]:
+    """The newest step of a search whose states are there and undamaged in each of its groups' stores, by name.
+
+    Returns the step, what its files say of it, and the name, step and damage of newer ones; a step that lacks a group,
+    because the process was killed while it saved, is passed over. RecordError if there are only damaged ones.
+    """
+    damaged: list[tuple[str, int, str]] = []
+    steps = {name: store.steps() for name, store in stores.items()}
+    for step in sorted({step for of_group in steps.values() for step in of_group}, reverse=True):
+        found = {
+            name: disk.find_damage(stores[name].folder / str(step), step) for name in stores if step in steps[name]
+        }
+        damaged += [(name, step, what) for name, what in found.items() if what is not None]
+        intact = [name for name, what in found.items() if what is None]
+        about = disk.read_about(stores[intact[0]].folder / str(step)) if intact else {}
+        if intact and {*((about.get("search") or {}).get("members") or {"": ()})} <= {*intact}:
+            return step, about, damaged
+    if not damaged:
+        return None, {}, []
+    name, step, what = damaged[0]
+    raise RecordError(
+        f"every checkpoint of the search is damaged, that of step {step} in {stores[name].folder} since {what}: bring "
+        "one back from a copy, or start a new search."
+    )
 
 
 def load_checkpoint(path: Path | str, like: PyTree | None = None) -> PyTree:

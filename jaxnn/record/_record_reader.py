@@ -133,7 +133,7 @@ def facts_as_run(recorded: Recorded) -> dict[str, Any]:
     alone = {"members": [0], "static": {}, "traced": [], "vmap": None, "layout": SINGLE_DEVICE.as_json()}
     return {
         **facts,
-        **{"config": about["config"], "status": about["status"], "axes": [], "points": [], "halving": None},
+        **{"config": about["config"], "status": about["status"], "axes": [], "points": [], "search": None},
         **{"summary": None, "resumed": [], "groups": [{**group, **alone, "fingerprint": prints}]},
         "options": facts["options"] | {"devices": None, "strategy": "auto", "mesh": None},
         "origin": {"member": about["member"], "num_steps": facts["config"].get("num_steps")},

@@ -61,7 +61,7 @@ RECORD = {
     **{"monitored": str, "higher_is_better": bool, "directions": DIRECTIONS, "data?": str, "command?": [str]},
     **{"devices": DEVICES, "jax_flags": dict, "git?": dict, "groups": [GROUP], "summary?": SUMMARY},
     **{"axes": [{"name": str, "values": list, "scale": {"log", "linear", "nominal"}}], "points": [dict]},
-    **{"halving?": {"eta": POSITIVE, "min_fraction": AMOUNT}, "origin?": {"member": COUNT, "num_steps": POSITIVE}},
+    **{"search?": {"name": str}, "origin?": {"member": COUNT, "num_steps": POSITIVE}},
     "resumed?": [{"step": COUNT, "changed": [str], "damaged": [str], "before": dict}],
 }
 MEMBER = {
@@ -71,6 +71,9 @@ MEMBER = {
 LINE = {"step": COUNT, "member": COUNT, "*": METRIC}
 # The checkpoint.json of a checkpoint, and the writers.json beside it: by writer and member.
 CHECKPOINT = {"step": COUNT, "metrics": {"*": METRIC}, "log?": {"lines": COUNT, "sha256": str}}
+# Of a search: the number of its events, the members in the rows of each group, in lanes, and by their status.
+CHECKPOINT["search?"] = {"events": COUNT, "members": {"*": [COUNT]}, "by_status": {"*": [COUNT]}}
+CHECKPOINT["search?"]["lanes"] = {"*": [Span("a whole number from -1", -1, 2**31 - 1)]}
 IDS = {"*": {"*": {"id": str, "sent": COUNT}}}
 SHOWN: Mapping[Any, str] = {str: "text", bool: "true or false", dict: "a mapping", list: "a list"}
 

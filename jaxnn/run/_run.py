@@ -101,7 +101,8 @@ class Run:
         if (member := self._member) is None:
             return TrainState(**record.load_checkpoint(folder.parent))
         newest = record.load_checkpoint(folder / f"{max(self._checkpoints.steps(), default=0)}")
-        return TrainState(**jax.tree.map(lambda leaf: leaf[member.row], newest["states"]))
+        _, row = self._checkpoints.row_of(member)
+        return TrainState(**jax.tree.map(lambda leaf: leaf[row], newest["states"]))
 
     def evaluate(self, split: str = "test", *, state: TrainState | None = None) -> dict[str, float]:
         """Returns exact metrics over a split: ``train``, ``validation`` or ``test``; of a record, it loads the data.
@@ -344,12 +345,13 @@ def _open_recorded(
         if recorded.row is None:
             state = record.load_checkpoint(path, shapes)
         else:
-            like = engine.host_shapes(shapes, len(recorded.group["members"]))
+            number, row = record.Checkpoints(states).row_of(recorded)
+            like = engine.host_shapes(shapes, number)
             if (restored := record.Checkpoints(states).restore_newest(like)) is None:
                 raise RecordError(f"{states} holds no checkpoint: open the member without the experiment.")
             for _, what in restored.damaged[:1]:
                 warn(f"the newest checkpoint in {states} is damaged, {what}: the state is an older one.")
-            state = engine.member_state(restored.state, shapes, recorded.row)
+            state = engine.member_state(restored.state, shapes, row)
         trainer.state = jax.device_put(state, trainer.programs.shardings)
     return _run(config, trainer, lines, ending, path, ranking, recorded)
 

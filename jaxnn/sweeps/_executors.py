@@ -17,7 +17,7 @@ import jax
 from jaxnn.engine import with_changes
 from jaxnn.record import check_vacant, create_run_dir, is_locked, jax_flags, needs_extra, shard_folders
 from jaxnn.run import Interruption, file_name_of, interruptible, open_display
-from jaxnn.search import Halving, Points, named
+from jaxnn.search import Points, Searcher, as_searcher, named
 from jaxnn.sweeps._groups import reason
 from jaxnn.sweeps._members import count_by_status
 from jaxnn.sweeps._plan import SweepOptions, checked_points, plan_sweep
@@ -35,12 +35,12 @@ SECONDS_WITHOUT_HEAD, SECONDS_BETWEEN_CALLS = 40.0, 5.0
 # Settings of JAX that workers share, besides those that change numbers: what one compiled is there for all.
 CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 
-type Swept = tuple[Experiment[Any], Points | Halving, SweepOptions]
+type Swept = tuple[Experiment[Any], Points | Searcher, SweepOptions]
 
 
 def sweep(
     experiment: Experiment[Any],
-    points: Points | Halving | Mapping[str, Mapping[str, Any] | Points] | None = None,
+    points: Points | Searcher | Mapping[str, Mapping[str, Any] | Points] | None = None,
     options: SweepOptions | None = None,
     **changes: Any,
 ) -> Sweep:
@@ -55,8 +55,9 @@ def sweep(
 
     Args:
         experiment: what is run; its config holds the fields that ``points`` do not set.
-        points: what `grid`, `zip`, `random` make, a sum of these, or a `halving` of it; default: those of the sweep
-            that is resumed. A dict names members, ``{"small": {}, "deep": jn.grid(depth=[9], seed=[0, 1])}``; fields
+        points: what `grid`, `zip`, `random` make, or a sum of these; or a searcher, such as `jn.search.asha` makes,
+            that proposes them while it trains; default: those of the sweep that is resumed. A dict names members,
+            ``{"small": {}, "deep": jn.grid(depth=[9], seed=[0, 1])}``; fields
             that one of them lacks are as in the config.
         options: how to run it.
         **changes: single sweep options, such as ``vmap_size=16`` or ``resume="runs/mnist/sweep-…"``.
@@ -67,6 +68,8 @@ def sweep(
             raise ConfigError("a sweep needs points, such as jn.grid(seed=range(4)).")
         _, points = recorded_points(options.resume, experiment)
     points = named(points, experiment.config) if isinstance(points, Mapping) else points
+    if options.lanes is not None and isinstance(points, Points):
+        points = as_searcher("sweep", points)
     if options.executor == "ray":
         return _sweep_on_ray(experiment, points, options)
     if callable(options.executor):
@@ -74,7 +77,7 @@ def sweep(
     return sweep_here(experiment, points, with_shard_dir(options))
 
 
-def _sweep_on_ray(experiment: Experiment[Any], points: Points | Halving, options: SweepOptions) -> Sweep:
+def _sweep_on_ray(experiment: Experiment[Any], points: Points | Searcher, options: SweepOptions) -> Sweep:
     """Trains the shards of a sweep as Ray tasks; signals end it, ready to resume. LostError if the cluster is lost."""
     if not options.record or options.plan_only or options.shard is not None or options.devices not in (None, 1):
         raise ConfigError(

@@ -97,14 +97,14 @@ class Group(NamedTuple):
     """Members that share one program; they differ in traced fields only."""
 
     number: int
-    members: tuple[PlannedMember, ...]
+    members: list[PlannedMember]
     traced: tuple[str, ...]  # fields whose values differ between members inside the program
     static: Mapping[str, Any]  # the swept fields that all members share
     evaluated: tuple[int, ...]  # the number of examples of each split that is evaluated during training
 
 
-def plan_members(experiment: Experiment[Any], points: Points) -> list[PlannedMember]:
-    """Returns every point as a member; one whose config cannot be built has failed and stops no other."""
+def plan_members(experiment: Experiment[Any], points: Points, first: int = 0) -> list[PlannedMember]:
+    """Returns every point as a member, numbered from ``first``; one whose config cannot be built has failed."""
     known = [name for name, _ in leaf_fields(experiment.config)]
     for name in points.scales:
         if inner := [other for other in known if other.startswith(f"{name}.")]:
@@ -112,7 +112,7 @@ def plan_members(experiment: Experiment[Any], points: Points) -> list[PlannedMem
         if name not in (*known, NAME):
             raise ConfigError(f"the config has no field {name!r} to sweep: {suggest(name, known)}.")
     members = []
-    for number, point in enumerate(points):
+    for number, point in enumerate(points, first):
         member = PlannedMember(number=number, point=point, experiment=experiment)
         members.append(member)
         try:
@@ -170,12 +170,17 @@ class Loader:
         return splits, read
 
 
-def plan_groups(members: Sequence[PlannedMember], load: Loader) -> tuple[list[Group], tuple[str, ...]]:
-    """Returns the groups of members whose data load and whose program traces, others fail; and fields nothing reads."""
+def plan_groups(
+    members: Sequence[PlannedMember], load: Loader, *, searched: bool = False, first: int = 0
+) -> tuple[list[Group], tuple[str, ...]]:
+    """Returns the groups of members whose data load and whose program traces, others fail; and fields nothing reads.
+
+    If the members are ``searched``, any field may differ in later members. Groups are numbered from ``first``.
+    """
     runnable = [member for member in members if member.unfinished]
     names = list(dict.fromkeys(name for member in runnable for name in member.point))
     names = [name for name in names if name != NAME or hasattr(runnable[0].experiment.config, NAME)]
-    varying = [name for name in names if _varies(runnable, name)]
+    varying = [name for name in names if searched or _varies(runnable, name)]
     # Floats and the seed are candidates for tracing.
     traced = [name for name in varying if name == "seed" or all(isinstance(m.point[name], float) for m in runnable)]
     found: list[tuple[list[PlannedMember], list[str], tuple[int, ...]]] = []
@@ -184,15 +189,15 @@ def plan_groups(members: Sequence[PlannedMember], load: Loader) -> tuple[list[Gr
     for together in _split(runnable, [name for name in names if name not in traced]):
         _check(together, traced, load, read)
         if valid := [member for member in together if member.unfinished]:
-            candidates = [name for name in traced if _varies(valid, name)]
+            candidates = [name for name in traced if searched or _varies(valid, name)]
             static = _untraceable(valid[0], candidates, load, read)
             traceable = [name for name in candidates if name not in static]
             evaluated = num_evaluated(load(valid[0])[0])
             found += [(part, traceable, evaluated) for part in _split(valid, static)]
     groups = []
-    for number, (part, traceable, evaluated) in enumerate(sorted(found, key=lambda one: one[0][0].number)):
+    for number, (part, traceable, evaluated) in enumerate(sorted(found, key=lambda one: one[0][0].number), first):
         shared = {name: operator.attrgetter(name)(part[0].experiment.config) for name in names if name not in traceable}
-        groups.append(Group(number, tuple(part), tuple(traceable), shared, evaluated))
+        groups.append(Group(number, part, tuple(traceable), shared, evaluated))
     return groups, _unread(runnable, varying, read) if groups else ()
 
 

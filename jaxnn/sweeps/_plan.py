@@ -4,19 +4,25 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxnn import engine, parallel
 from jaxnn.observe import Clock, cpu_count, format_bytes, given_up
-from jaxnn.search import Halving, Points
+from jaxnn.search import Points, Searcher
 from jaxnn.sweeps._groups import Group, Loader, PlannedMember, plan_groups, plan_members, traced_values, with_values
+from jaxnn.sweeps._search_events import Search
 from jaxnn.types import ConfigError, Experiment
 
 if TYPE_CHECKING:
     type ExecutorOption = str | Callable[..., Any]
 else:  # what a command line can give
     ExecutorOption = str
+
+
+DEFAULT_LANES, DEFAULT_MEMBERS = 64, 64  # of a search, and of one whose number of members is not known
+WINDOWS = 10  # by default, of a member whose searcher asks for nothing but its end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +37,10 @@ class SweepOptions(engine.RunOptions):
     """Show how the members would be grouped and how fast each vmap size is; train nothing."""
     vmap_size: int | None = engine.option(least=1, kept=True)
     """Members under one vmap on a device; default: by the operations of a step, or by trials; on a GPU all that fit."""
+    lanes: int | None = engine.option(least=1, kept=True, decides=True)
+    """Members of a search in training at once, by default 64; for a list of points: one that ends makes room."""
+    max_groups: int = engine.option(16, least=1, kept=True)
+    """The most groups that a search may open, each with a compilation of its own; members beyond have failed."""
     order: Literal["member", "shared"] = engine.option("member", choices=("member", "shared"), kept=True, decides=True)
     """member: each sees the data in the order of its seed, as its solo run; shared: all in that of the first."""
     shard: str | None = engine.option(kept=True)
@@ -71,8 +81,8 @@ class SweepPlan:
     """The members and groups of a sweep, and their progress."""
 
     experiment: Experiment[Any]
-    points: Points  # of all members, those of other shards too
-    halving: Halving | None
+    points: Points  # of all members, those of other shards too; of a search, those that were proposed so far
+    search: Search | None  # where members come from while others train; None: there are no more than the points
     options: SweepOptions
     members: list[PlannedMember]
     groups: list[Group]
@@ -83,34 +93,54 @@ class SweepPlan:
     vmapped: dict[int, engine.VmapPlan] = dataclasses.field(default_factory=dict)
     open: dict[int, engine.Trainer] = dataclasses.field(default_factory=dict)
 
-    @functools.cached_property
-    def rungs(self) -> list[float]:
-        """Where members are taken out, as shares of a run, the last 1: those that end at different steps."""
-        kept: list[float] = []
-        for share in reversed(self.halving.rungs if self.halving else [1.0]):
-            if not kept or all(self.rung_end(group, share) < self.rung_end(group, kept[0]) for group in self.groups):
-                kept.insert(0, share)
-        return kept
-
-    def rung_end(self, group: Group, share: float) -> int:
-        """The step at which a rung ends for the members of a group: at the end of a window."""
-        config = group.members[0].experiment.config
-        num_steps = config.num_steps
-        times = engine.make_plan(engine.resolve_cadences(self.options, config, group.evaluated), num_steps)
-        window = min(engine.typical_window(times), num_steps)
-        return int(min(num_steps, max(1, round(share * num_steps / window)) * window) if share < 1.0 else num_steps)
+    @property
+    def num_lanes(self) -> int:
+        """The number of members of a search that are in training at once."""
+        assert self.search is not None
+        return min(self.options.lanes or DEFAULT_LANES, self.search.searcher.num or DEFAULT_MEMBERS)
 
     @property
     def num_left(self) -> int:
-        """The updates that are left to all members together, if none stops early except by halving."""
-        left, eta = 0.0, self.halving.eta if self.halving else 1
+        """The updates that are left to all members together, if none stops early."""
+        left = (max(0, one.experiment.config.num_steps - one.step) for one in self.members if one.unfinished)
+        return sum(left)
+
+    def share_end(self, group: Group, share: float) -> int:
+        """The step at which the members of a group report a share of their steps to a searcher: a window's end."""
+        num_steps = group.members[0].experiment.config.num_steps
+        assert self.search is not None
+        window = search_window(num_steps, self.search.searcher.shares[0], self.options)
+        return int(min(num_steps, max(1, round(share * num_steps / window)) * window))
+
+    def add(self) -> list[PlannedMember]:
+        """Plans the members that the search proposed since, in the group that computes the same or a new one."""
+        assert self.search is not None
+        searcher, proposed = self.search.searcher, self.search.points
+        new = plan_members(
+            self.experiment, Points(tuple(proposed[len(self.members) :]), searcher.scales), len(self.members)
+        )
+        self.members += new
+        unlike = [member for member in new if member.unfinished and not self._joined(member)]
+        most = self.options.max_groups
+        groups, unread = plan_groups(unlike, self.load, searched=True, first=len(self.groups)) if unlike else ([], ())
+        for group in groups:
+            if group.number >= most:
+                reason = f"it would be group {group.number + 1}, each with a compilation of its own: raise max_groups"
+                for member in group.members:
+                    member.fail(ConfigError(f"{reason}, {most}, or search fewer values of {', '.join(group.static)}"))
+        self.groups += [group for group in groups if group.number < most]
+        self.unread = self.unread or unread
+        self.points = Points(tuple(proposed), searcher.scales)
+        return new
+
+    def _joined(self, member: PlannedMember) -> bool:
+        """Adds a member to the group whose program it shares, if there is one."""
         for group in self.groups:
-            rung_ends = [self.rung_end(group, share) for share in self.rungs]
-            for member in group.members:
-                ends = [end for end in rung_ends if end > member.step]
-                spans = (after - before for before, after in itertools.pairwise([member.step, *ends]))
-                left += sum(span / eta**rung for rung, span in enumerate(spans)) if member.unfinished else 0
-        return round(left)
+            own = {name: operator.attrgetter(name)(member.experiment.config) for name in group.static}
+            if all(repr(own[name]) == repr(value) for name, value in group.static.items()):
+                group.members.append(member)
+                return True
+        return False
 
     def is_over(self, group: Group) -> bool:
         """Whether no member of a group is to be trained any further."""
@@ -123,34 +153,57 @@ class SweepPlan:
             with self.clock.span("load", "loading the data"):
                 splits, _ = self.load(group.members[0])
             seed = self.points.points[0].get("seed", self.experiment.config.seed)
+            experiments = [member.experiment for member in group.members]
+            if self.search is not None:
+                # Any lane may have any member; those of the first decide the values to measure with.
+                experiments = list(itertools.islice(itertools.cycle(experiments), self.num_lanes))
+                every = search_window(first.config.num_steps, self.search.searcher.shares[0], options)
+                options = dataclasses.replace(options, eval_every=every, report_every=every)
             members = engine.Members(
-                num_members=len(group.members),
-                values=traced_values([member.experiment for member in group.members], group.traced),
+                num_members=len(experiments),
+                values=traced_values(experiments, group.traced),
                 member=functools.partial(with_values, first),
                 shared_seed=int(seed) if options.order == "shared" else None,
                 vmap_size=options.vmap_size,
-                apart=self.halving is not None or options.patience is not None or options.stop is not None,
+                apart=options.patience is not None or options.stop is not None,
                 thorough=options.plan_only,
                 plan=self.vmapped.get(group.number),
+                in_step=self.search is None,
             )
             layout = members_layout(options, first.config.batch_size, members.num_members)
             how: Any = {"logs": group.members, "members": members}
             trainer = engine.open_trainer(first, options, splits, layout, self.clock, **how)
+            trainer.logs = group.members  # which grow in a search
             assert trainer.vmapped is not None
             self.vmapped[group.number], self.open[group.number] = trainer.vmapped, trainer
         return self.open[group.number]
 
 
 def plan_sweep(
-    experiment: Experiment[Any], points: Points | Halving, options: SweepOptions, clock: Clock | None = None
+    experiment: Experiment[Any],
+    points: Points | Searcher,
+    options: SweepOptions,
+    clock: Clock | None = None,
+    events: Iterable[Mapping[str, Any]] = (),
 ) -> SweepPlan:
     """Builds the members of this process, chosen by the options' shard, and groups those that one program can train.
 
-    ConfigError if the config lacks a field of ``points``, devices are not available, or no member can be run.
+    Of a searcher they are those that it proposes first, or proposed in the recorded ``events``. ConfigError if the
+    config lacks a field of ``points``, devices are not available, or no member can be run.
     """
-    halving = points if isinstance(points, Halving) else None
-    points = checked_points(experiment, points, options)
     load, clock = Loader(), clock or Clock()
+    search = Search(points) if isinstance(points, Searcher) else None
+    points = checked_points(experiment, points, options)
+    if search is not None:
+        plan = SweepPlan(experiment, points, search, options, [], [], (), load, clock)
+        with clock.span("load", "loading the data and grouping the members"):
+            search.replay(events)
+            if not search.points:
+                search.ask(plan.num_lanes, ())
+            plan.add()
+        if not plan.groups:
+            raise ConfigError(f"no member of the search can be run; the first, {'; '.join(map(str, plan.members[:1]))}")
+        return plan
     with clock.span("load", "loading the data and grouping the members"):
         members = plan_members(experiment, points)
         groups, unread = plan_groups(members, load)
@@ -168,19 +221,50 @@ def plan_sweep(
         # A part of as few groups as possible; the first also has the members that cannot be run.
         first, last = (len(runnable) * end // num_shards for end in (part - 1, part))
         chosen = set(runnable[first:last])
-        kept = [group._replace(members=tuple(m for m in group.members if m.number in chosen)) for group in groups]
+        kept = [group._replace(members=[m for m in group.members if m.number in chosen]) for group in groups]
         groups = [group._replace(number=n) for n, group in enumerate(group for group in kept if group.members)]
         members = [m for m in members if m.number in chosen or (part == 1 and not m.unfinished)]
-    return SweepPlan(experiment, points, halving, options, members, groups, unread, load, clock)
+    return SweepPlan(experiment, points, None, options, members, groups, unread, load, clock)
 
 
-def checked_points(experiment: Experiment[Any], points: Points | Halving, options: SweepOptions) -> Points:
-    """The points of all members, checked against the options; nothing is built or read."""
-    if isinstance(points, Halving) and (options.shard is not None or options.executor == "ray"):
+def search_window(num_steps: int, first: float, options: SweepOptions) -> int:
+    """The steps of a window of a search, after which all are evaluated: equal, as its members are at different steps.
+
+    They are the shorter of ``report_every`` and ``eval_every`` if given, or the largest divisor of ``num_steps`` within
+    the ``first`` share that reports. ConfigError if windows do not fill the steps, or would be far shorter than needed.
+    """
+    given = {name: every for name in ("report_every", "eval_every") if (every := getattr(options, name))}
+    if given:
+        name, every = min(given.items(), key=lambda one: one[1])
+        if num_steps % every:
+            near = max(1, round(num_steps / every)) * every
+            raise ConfigError(
+                f"{name} is {every} and num_steps {num_steps}, and windows of a search fill the steps: "
+                f"choose num_steps={near}, or leave {name} out."
+            )
+        return every
+    most = max(1, round(first * num_steps))
+    if first == 1:  # nothing but the end is asked for
+        return engine.near_divisor(num_steps, -(-num_steps // WINDOWS))
+    found = next(length for length in range(most, 0, -1) if num_steps % length == 0)
+    if 4 * found < most:
+        near = max(1, round(num_steps / most)) * most
         raise ConfigError(
-            "halving compares all members, so it needs them in one process: leave shard and executor at their defaults."
+            f"num_steps is {num_steps}, which windows of about {most} steps do not fill, as a search needs: choose "
+            f"num_steps={near}."
         )
-    points = points.points if isinstance(points, Halving) else points
+    return found
+
+
+def checked_points(experiment: Experiment[Any], points: Points | Searcher, options: SweepOptions) -> Points:
+    """The points of all members, checked against the options; of a search none. Nothing is built or read."""
+    if isinstance(points, Searcher):
+        if options.shard is not None or options.executor == "ray":
+            raise ConfigError(
+                "a searcher compares all members, so it needs them in one process: leave shard and executor at their "
+                "defaults."
+            )
+        points = Points((), points.scales)
     if not isinstance(points, Points):
         raise ConfigError(
             f"a sweep needs points, not a {type(points).__name__}: use jn.grid or jn.search, or name each in a dict."
@@ -225,11 +309,12 @@ def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
     traced = sorted({name for group in plan.groups for name in group.traced})
     static = sorted({name for group in plan.groups for name in group.static})
     varying = [name for name in static if len({repr(group.static.get(name)) for group in plan.groups}) > 1]
-    halving = None
-    if plan.halving is not None:
-        # Rungs that would end in one window are one.
-        ends = ", ".join(str(plan.rung_end(plan.groups[0], share)) for share in plan.rungs[:-1])
-        halving = f"one of {plan.halving.eta} continues after step {ends}" if ends else "none: too few members or steps"
+    search = None
+    if plan.search is not None:
+        searcher = plan.search.searcher
+        ends = [str(plan.share_end(plan.groups[0], share)) for share in searcher.shares]
+        most = "members without an end" if searcher.num is None else f"{searcher.num} members"
+        search = f"{searcher.name}: {most}, {plan.num_lanes} in training at once, compared after step {', '.join(ends)}"
     # XLA computes small operations on one core.
     hint, cores = None, cpu_count() or 1
     if cores > 1 and len(devices) == 1 and devices[0].platform == "cpu":
@@ -240,7 +325,7 @@ def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
         ("one program for", f"all values of {', '.join(traced)}" if traced else None),
         ("a program each", f"all values of {', '.join(varying)}" if varying else None),
         ("cannot be run", "; ".join(map(str, failed)) or None),
-        ("halving", halving),
+        ("search", search),
         ("hint", hint),
     ]
 

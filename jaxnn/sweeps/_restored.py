@@ -62,14 +62,15 @@ def restored_groups(
             layout = members_layout(SweepOptions(devices=devices), each[0].config.batch_size, len(found))
             programs = engine.programs_of(each[0], splits, resident=resident, layout=layout, members=given)
             checkpoints = record.Checkpoints(record.states_folder(folder, whole, number))
-            restored = checkpoints.restore_newest(engine.host_shapes(programs.shapes, len(facts["members"])))
+            rows = checkpoints.rows(facts["members"])
+            restored = checkpoints.restore_newest(engine.host_shapes(programs.shapes, len(rows)))
             if restored is None:
                 raise RecordError(
                     f"{checkpoints.folder} holds no checkpoint: the sweep was run with checkpoint_every=0, or it was "
                     "deleted."
                 )
-            rows = [facts["members"].index(member.index) for member in found]
-            take = functools.partial(np.take, indices=rows, axis=0)
+            places = [rows.index(member.index) for member in found]
+            take = functools.partial(np.take, indices=places, axis=0)
             yield RestoredGroup(folder, facts, found, programs, jax.tree.map(take, restored.state))
 
 

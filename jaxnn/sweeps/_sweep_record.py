@@ -19,10 +19,11 @@ from jaxnn.engine import (
     with_changes,
 )
 from jaxnn.run import check_same_config, continued_options, file_name_of
-from jaxnn.search import Halving, Points
+from jaxnn.search import Points, Searcher, rebuilt
 from jaxnn.sweeps import _stored
 from jaxnn.sweeps._members import Member, show_point
 from jaxnn.sweeps._plan import SweepOptions, SweepPlan, parse_shard
+from jaxnn.sweeps._search_events import FILE, read_events
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.types import ConfigError, Experiment, RecordError
 
@@ -112,9 +113,9 @@ def sweep_facts(plan: SweepPlan, first: Trainer, origin: Mapping[str, Any]) -> d
 
 
 def design_facts(plan: SweepPlan) -> dict[str, Any]:
-    """What identifies a sweep besides its config."""
-    halving = plan.halving and {"eta": plan.halving.eta, "min_fraction": plan.halving.min_fraction}
-    return {"points": [dict(point) for point in plan.points], "halving": halving}
+    """What identifies a sweep besides its config; the searcher itself is described in ``search.jsonl``."""
+    search = plan.search and {"name": plan.search.searcher.name}
+    return {"points": [dict(point) for point in plan.points], "search": search}
 
 
 def _best_of(log: MemberLog, monitored: str, *, higher_is_better: bool) -> dict[str, float]:
@@ -129,21 +130,50 @@ def read_before(path: Path) -> dict[str, Any]:
     """The content of ``record.json`` of the sweep in ``path``."""
     if record.sweep_folders(path) != [path]:
         raise RecordError(f"{path} holds the shards of a sweep: resume each of them with --resume {path} --shard I/N.")
-    facts = {"halving": None, **record.read_record(path)}
+    facts = {"search": None, **record.read_record(path)}
     swept = {axis["name"] for axis in facts["axes"]}
     if any(set(point) - swept for point in facts["points"]):
         raise RecordError(f"{path / record.RECORD_FILE} has points that do not fit its axes: the record is damaged.")
     return facts
 
 
-def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment[Any], Points | Halving]:
-    """The experiment and the points that the sweep in ``path``, or any shard of it, was started with."""
+def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment[Any], Points | Searcher]:
+    """The experiment and the points or the searcher that the sweep in ``path`` was started with, or any shard of it."""
     before = read_before(record.sweep_folders(path)[0])
     config = record.config_from_json(before["config"], experiment.config)
+    experiment = dataclasses.replace(experiment, config=config)
+    if before["search"] is not None:
+        described, _ = read_events(path)
+        try:
+            return experiment, rebuilt(record.with_tuples(described))
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordError(f"{path / FILE} describes no searcher ({error}): the record is damaged.") from error
     made = tuple(_stored.read_point(point, before) for point in before["points"])
-    points = Points(made, {axis["name"]: axis["scale"] for axis in before["axes"]})
-    design, experiment = before["halving"], dataclasses.replace(experiment, config=config)
-    return experiment, points if design is None else Halving(points, **design)
+    return experiment, Points(made, {axis["name"]: axis["scale"] for axis in before["axes"]})
+
+
+def saved_search(path: Path | None, before: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What the newest checkpoint of the search in ``path`` says of it; None: it is no search, or none was saved."""
+    if path is None or before is None or before["search"] is None:
+        return None
+    _, about, _ = record.newest_of_all(search_stores(path, before))
+    return about.get("search")
+
+
+def search_stores(path: Path, facts: Mapping[str, Any], keep_last: int = 2) -> dict[str, record.Checkpoints]:
+    """The checkpoints of each group of a search, by its number."""
+    numbers = range(len(facts["groups"]))
+    return {f"{one}": record.Checkpoints(record.states_folder(path, facts, one), keep_last, 0) for one in numbers}
+
+
+def events_of(path: Path | None, saved: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """What the searcher of the search in ``path`` was asked and told until its newest checkpoint."""
+    if path is None or saved is None:
+        return []
+    _, events = read_events(path)
+    if len(events) < saved["events"]:
+        raise RecordError(f"{path / FILE} lacks events of the newest checkpoint: restore the file from a copy.")
+    return events[: saved["events"]]
 
 
 def options_of_record(options: SweepOptions, before: Mapping[str, Any] | None) -> SweepOptions:
@@ -176,7 +206,8 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
                 _check_same(plan, read_before(folder), run_dir.parent.parent)
         return
     _check_same(plan, before, path)
-    if [[m.number for m in group.members] for group in plan.groups] != [g["members"] for g in before["groups"]]:
+    planned = [[member.number for member in group.members] for group in plan.groups]
+    if plan.search is None and planned != [group["members"] for group in before["groups"]]:
         raise ConfigError(
             f"the members of the sweep in {path} form other groups than when it was started: undo what was changed in "
             "the experiment since, or start a new sweep."
@@ -184,24 +215,23 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
     recorded = _stored.open_sweep(path)
     reports = record.reports_by_member(recorded.lines)
     closed = {n for g in before["groups"] for n in g["members"] if g.get("closed") or before["status"] == "finished"}
-    planned = {member.number: member for member in plan.members}
+    by_number = {member.number: member for member in plan.members}
     for member in recorded.members:
         # Failed members are tried again, if they can be built; the rest is restored from their group's checkpoint.
         done = member.index in closed and member.status in _stored.ENDED and member.status != "failed"
-        if member.index in planned and (done or member.status == "pruned"):
-            log = planned[member.index]
+        if member.index in by_number and done:
+            log = by_number[member.index]
             log.status, log.lines = member.status, reports[member.index]
     options = before["options"]
     if any(options[name] != getattr(plan.options, name) for name in ("vmap_size", "steps_per_call")):
         return
-    for group, facts in zip(plan.groups, before["groups"], strict=True):
+    for group, facts in zip(plan.groups, before["groups"], strict=plan.search is None):
         if (chosen := facts.get("vmap")) is not None:
             trials = tuple(Trial(*(trial[name] for name in Trial._fields)) for trial in chosen["trials"])
             found = VmapPlan(**{name: chosen.get(name) for name in VmapPlan._fields} | {"trials": trials})
             # Larger ones would take memory for members that do not exist.
-            if max(found.size, *(trial.size for trial in trials), 1) > max(
-                len(group.members), options["vmap_size"] or 1
-            ):
+            count = len(group.members) if plan.search is None else plan.num_lanes
+            if max(found.size, *(trial.size for trial in trials), 1) > max(count, options["vmap_size"] or 1):
                 raise RecordError(f"{path / record.RECORD_FILE} has a vmap size of more members than a group has.")
             plan.vmapped[group.number] = found
 
@@ -209,14 +239,18 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
 def _check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None:
     """Confirms that ``plan`` is the sweep of the ``record.json`` in ``where``, or of another shard of it."""
     check_same_config(before["config"], plan.experiment.config, "sweep", where)
-    now = record.jsonable(design_facts(plan))
-    for name in ("points", "halving"):
-        if now[name] != before[name]:
-            what = _difference(before[name], now[name]) if name == "points" else f"{before[name]}, not {now[name]}"
-            raise ConfigError(
-                f"the {name} of the sweep in {where} are not these ({what}): --resume {where} without points continues "
-                "the recorded ones; or start a new sweep."
-            )
+    now, what = record.jsonable(design_facts(plan)), None
+    if plan.search is not None and before["search"] is not None:
+        described, _ = read_events(where)
+        if plan.search.header()["searcher"] != described:
+            what = f"the searcher of the sweep in {where} is not this one ({described['name']} with other settings"
+    elif now["search"] != before["search"]:
+        names = [one["search"]["name"] if one["search"] else "a list of points" for one in (before, now)]
+        what = f"the searcher of the sweep in {where} is not this one ({names[0]}, not {names[1]}"
+    elif now["points"] != before["points"]:
+        what = f"the points of the sweep in {where} are not these ({_difference(before['points'], now['points'])}"
+    if what is not None:
+        raise ConfigError(f"{what}): --resume {where} without points continues what it has; or start a new sweep.")
 
 
 def _difference(before: Sequence[Any], now: Sequence[Any]) -> str:

@@ -90,7 +90,7 @@ ERRORS: dict[str, Any] = {
     "log_uniform goes from 0, which has no logarithm": lambda: jn.search.log_uniform(0, 1),
     "integers needs two integers, not 0.5": lambda: jn.search.integers(0.5, 2),  # type: ignore[arg-type]
     "nothing to choose from": lambda: jn.search.choice([]),
-    "halving needs points": lambda: jn.search.halving([{"a": 1}]),  # type: ignore[arg-type]
+    "halving needs points": lambda: jn.search.halving([{"a": 1}]),
     "halving: eta must be an integer >= 2, not 1": lambda: jn.search.halving(jn.grid(a=[1]), 1),
     "halving's min_fraction is 0": lambda: jn.search.halving(jn.grid(a=[1]), min_fraction=0),
 }
@@ -135,13 +135,13 @@ def sweep(*arguments: object, **how: Any) -> jn.Sweep:
 
 def test_every_field_takes_several_values():
     flags = "--learning-rate 1e-3 2 --features 8,8 16 --dropout 0.5 --kind a b --clip None 0.5 --norm True False"
-    words = [*flags.split(), *"--combine zip --halving 3 --vmap-size 7".split()]
+    words = [*flags.split(), *"--combine zip --search halving --eta 3 --vmap-size 7".split()]
     values, design, options = parse(with_config(Config()), words)
     assert values == {
         **{"learning_rate": [0.001, 2.0], "model.features": [(8, 8), (16,)], "model.dropout": [0.5]},
         **{"kind": ["a", "b"], "clip": [None, 0.5], "norm": [True, False]},
     }
-    assert (design.combine, design.halving, options.vmap_size) == ("zip", 3, 7)
+    assert (design.combine, design.search, design.eta, options.vmap_size) == ("zip", "halving", 3, 7)
 
 
 def test_points_are_those_of_the_flags_or_of_the_script_overridden():
@@ -149,7 +149,8 @@ def test_points_are_those_of_the_flags_or_of_the_script_overridden():
     short = ("--num-steps", 10, "--no-record")
     found = sweep(*short, points=points)
     assert [member.point for member in found.members] == list(points) and found.members[0].step == 10
-    halved = sweep(*short, "--learning-rate", 0.3, 0.4, "--seed", 3, 4, "--halving", 2, points=points)
+    halving = "--search", "halving", "--eta", 2
+    halved = sweep(*short, "--learning-rate", 0.3, 0.4, "--seed", 3, 4, *halving, points=points)
     assert [tuple(member.point.values()) for member in halved.members] == [(0.3, 3), (0.3, 4), (0.4, 3), (0.4, 4)]
     assert {member.status for member in halved.members} == {"finished", "pruned"}
     run = jn.main(tiny.experiment(), ["run", "--no-record", *QUICK[:-2]], points=points)
@@ -172,7 +173,7 @@ def test_interrupted_sweep_exits_75_and_resume_needs_no_points(tmp_path, monkeyp
 
 
 WRONG_FLAGS = {
-    "sweep": "nothing to sweep: give a field several values, as in --seed 0 1 2 3.",
+    "sweep": "nothing to sweep: give a field several values, as in --seed 0 1 2 3, or a --space",
     "sweep --seed 0 1 --combine zip --batch-size 4 8 9": "zip needs axes of one length",
     "sweep --resume nowhere": "holds no record",
     "sweep --seed --learning-rate 1 2": "--seed has no value",

@@ -62,7 +62,7 @@ def test_options_that_workers_cannot_use_and_missing_ray_are_reported(monkeypatc
     for options in ({"record": False}, {"devices": 2}, {"shard": "1/2"}, {"plan_only": True}):
         with pytest.raises(jn.ConfigError, match="leave record, plan_only, shard and devices at their defaults"):
             by_ray(tiny.experiment(), **options)
-    with pytest.raises(jn.ConfigError, match="halving compares all members"):
+    with pytest.raises(jn.ConfigError, match="a searcher compares all members"):
         jn.sweep(tiny.experiment(), jn.search.halving(FIVE), executor="ray")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(jn.ConfigError, match=r"needs ray, which is not installed: pip install \"jaxnn\[ray\]\"\.$"):

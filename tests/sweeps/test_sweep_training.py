@@ -103,28 +103,13 @@ def test_members_stop_early_as_alone_and_free_their_chunk():
     assert sweep.summary["num_compilations"] == 3
 
 
-def test_rungs_and_survivors_of_halving():
-    nine = jn.search.halving(jn.grid(learning_rate=range(1, 10)))
-    assert nine.rungs == pytest.approx([1 / 9, 1 / 3, 1])
-    assert jn.search.halving(jn.grid(seed=range(1000)), 2, min_fraction=0.2).rungs == pytest.approx([1 / 4, 1 / 2, 1])
-    assert jn.search.halving(jn.grid(seed=[0])).rungs == [1.0]
-    plan = plan_sweep(tiny.experiment(num_steps=100), nine, SweepOptions(report_every=20, eval_every=20))
-    assert [plan.rung_end(plan.groups[0], share) for share in (0.01, 0.33, 1.0)] == [20, 40, 100]
+def test_searched_members_report_at_the_ends_of_windows():
     points = jn.search.halving(jn.grid(learning_rate=np.logspace(-2, 0, 27)))
-    windows = [SweepOptions(report_every=every, eval_every=every) for every in (1, 30)]
+    windows = [SweepOptions(eval_every=every) for every in (None, 1, 30)]
     plans = [plan_sweep(tiny.experiment(num_steps=90), points, options) for options in windows]
-    ends = [[plan.rung_end(plan.groups[0], share) for share in plan.rungs] for plan in plans]
+    ends = [[plan.share_end(plan.groups[0], share) for share in points.shares] for plan in plans]
     # 90/27 and so on; in windows of 30 steps the first two rungs are the third.
-    assert ends == [[3, 10, 30, 90], [30, 90]]
-    # 27 members to step 3, 9 on to 10, 3 on to 30 and 1 to the end.
-    assert plans[0].num_left == 27 * 3 + 9 * 7 + 3 * 20 + 60
-    values = {4: 0.5, 7: float("nan"), 1: 0.2, 3: 0.2, 9: 0.9}
-    assert jn.search.halving(jn.grid(seed=range(5)), 2).survivors(values, higher_is_better=False) == [1, 3, 4]
-    assert jn.search.halving(jn.grid(seed=range(5)), 5).survivors(values, higher_is_better=True) == [9]
-    # Two of eight that started; an infinite value is none.
-    values = {0: float("inf"), 1: 0.1, 2: 0.2}
-    eight = jn.search.halving(jn.grid(seed=range(8)), 4)
-    assert eight.survivors(values, higher_is_better=True, num_started=8) == [2, 1]
+    assert ends == [[3, 9, 30, 90], [3, 10, 30, 90], [30, 30, 30, 90]]
 
 
 def test_halving_trains_the_best_of_each_rung_on(tmp_path):
@@ -294,7 +279,7 @@ def test_resuming_another_sweep_is_refused(finished, tmp_path):
     refused: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         "has num_steps = 30, this experiment 40": (tiny.experiment(num_steps=40), EIGHT, {}),
         "the points of the sweep in .* are not these": (LONG, jn.grid(seed=[0]), {}),
-        "the halving of the sweep in .* are not these": (LONG, jn.search.halving(EIGHT), {}),
+        "the searcher of the sweep in .* is not this one": (LONG, jn.search.halving(EIGHT), {}),
         "has monitor='loss', .*start a new sweep": (LONG, None, {"monitor": "accuracy"}),
         "has monitor_mode='auto'": (LONG, None, {"monitor_mode": "max"}),
         "has order='member'": (LONG, None, {"order": "shared"}),
@@ -328,7 +313,7 @@ WRONG: list[tuple[jn.Experiment[Any], Any, dict[str, Any], str]] = [
     (UNBUILT, DEVICES, {"strategy": "data", "devices": 2}, "batch_size is 9, which 2 devices cannot share evenly"),
     (UNBUILT, DEVICES, {"mesh": "members=2,data=2"}, "batch_size is 9, which 2 devices cannot share evenly"),
     (UNBUILT, ONE, {"mesh": "data=4", "eval_batch_size": 6}, "eval_batch_size is 6, which 4 devices cannot share"),
-    (UNBUILT, jn.search.halving(DEVICES), {"shard": "1/2"}, "halving compares all members"),
+    (UNBUILT, jn.search.halving(DEVICES), {"shard": "1/2"}, "a searcher compares all members"),
     (tiny.experiment(), jn.grid(batch_size=[64]), QUIET, "no member .* can be run; .*member 0 .batch_size 64.*larger"),
     (tiny.experiment(), ONE, QUIET | {"monitor": "acuracy"}, "monitor is 'acuracy', no metric of this task"),
     (UNITLESS, ONE, QUIET, r"parameter layers_0/bias is empty, \[0\]"),

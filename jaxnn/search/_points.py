@@ -1,4 +1,4 @@
-"""The points of a sweep: values for config fields, as grids, lists, random draws, sums and halvings of these."""
+"""The points of a sweep: values for config fields, as grids, lists, random draws, and sums of these."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import builtins
 import dataclasses
 import functools
 import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
+from jaxnn.search._distributions import Distribution, is_number
 from jaxnn.types import ConfigError, check_int
 
-__all__ = ["Halving", "Points", "choice", "grid", "halving", "integers", "log_uniform", "random", "uniform", "zip"]
+type SpaceAxis = Distribution | Callable[[Mapping[str, Any]], Any] | Iterable[Any]
 
 NAME = "name"  # in a point, the name of its member, unless the config has such a field
 LOG_RATIO = 8.0  # of the largest to the smallest value, from which evenly spaced powers get a logarithmic axis
@@ -64,19 +64,12 @@ class Points:
     def values(self, name: str) -> tuple[Any, ...]:
         """The distinct values of the field ``name``: numbers sorted, others in order of appearance."""
         found = list(dict.fromkeys(_hashable(point[name]) for point in self.points))
-        return tuple(sorted(found)) if all(map(_is_number, found)) else tuple(found)
+        return tuple(sorted(found)) if all(map(is_number, found)) else tuple(found)
 
     @property
     def axes(self) -> tuple[Axis, ...]:
         """The fields, with their distinct values and scales."""
         return tuple(Axis(name, self.values(name), scale) for name, scale in self.scales.items())
-
-
-class Distribution(NamedTuple):
-    """A distribution of a field's values."""
-
-    sample: Callable[[np.random.Generator, int], list[Any]]
-    scale: str
 
 
 def grid(**axes: Iterable[Any]) -> Points:
@@ -105,7 +98,7 @@ def zip(**axes: Iterable[Any]) -> Points:
     return _points(columns, builtins.zip(*columns.values(), strict=True))
 
 
-def random(num: int, key: int, **axes: Distribution | Iterable[Any]) -> Points:
+def random(num: int, key: int, **axes: SpaceAxis) -> Points:
     """Returns ``num`` independent draws.
 
     Bergstra & Bengio, "Random Search for Hyper-Parameter Optimization", 2012. Numbers are drawn in float64 and kept as
@@ -117,74 +110,73 @@ def random(num: int, key: int, **axes: Distribution | Iterable[Any]) -> Points:
     Args:
         num: number of draws.
         key: a seed, an integer of at least 0; it determines all draws.
-        **axes: a distribution (`uniform`, `log_uniform`, `integers`, `choice`), or a list: each draw runs with each of
-            its values, as for seeds.
+        **axes: a distribution (`uniform`, `log_uniform`, `integers`, `choice`); or a function of the fields that are
+            drawn before, a dict, to a distribution or a value, for a field that depends on them; or a list: each draw
+            runs with each of its values, as for seeds.
 
     Raises:
         ConfigError: ``num`` or ``key`` is not as above, or an axis is empty or no list of values.
     """
     check_int("random: num", num)
-    drawn = {name: axis for name, axis in axes.items() if isinstance(axis, Distribution)}
-    if not drawn:
-        raise ConfigError("random needs a field to draw, as in rate=jn.search.log_uniform(1e-4, 1e-1); or use jn.grid.")
     rng = np.random.default_rng(check_int("random: key", key, 0))
-    listed = _columns("random", {name: axis for name, axis in axes.items() if name not in drawn})
-    draws = builtins.zip(*(axis.sample(rng, num) for axis in drawn.values()), strict=True)
-    rows = ([*draw, *repeat] for draw in draws for repeat in itertools.product(*listed.values()))
-    points = (dict(builtins.zip([*drawn, *listed], row, strict=True)) for row in rows)
-    scales = {name: drawn[name].scale if name in drawn else scale_of(name, listed[name]) for name in axes}
-    return Points(tuple({name: point[name] for name in axes} for point in points), scales)
+    # Field by field; those that depend on others afterwards.
+    columns = {name: axis.sample(rng, num) for name, axis in axes.items() if isinstance(axis, Distribution)}
+
+    def draw(index: int, name: str, axis: Distribution) -> Any:
+        return columns[name][index] if name in columns else axis.sample(rng, 1)[0]
+
+    return _drawn("random", num, axes, draw)
 
 
-def uniform(low: float, high: float) -> Distribution:
-    """The uniform distribution of floats between ``low`` and ``high``; ConfigError unless ``low`` is below.
+def sobol(num: int, key: int, **axes: SpaceAxis) -> Points:
+    """Returns ``num`` points that fill the space evenly: a scrambled Sobol sequence, which ``key`` determines.
 
-    >>> jn.search.random(2, 0, dropout=jn.search.uniform(0.0, 0.5)).values("dropout")
-    (0.134893..., 0.318480...)
+    Owen, "Scrambling Sobol' and Niederreiter-Xing points", 1998, by SciPy. Arguments and errors are those of `random`.
+
+    >>> sorted(jn.search.sobol(4, 0, dropout=jn.search.uniform(0.0, 1.0)).values("dropout"))  # one in each quarter
+    [0.0..., 0.4..., 0.7..., 0.8...]
     """
-    _check_range("uniform", low, high)
-    return Distribution(lambda rng, num: rng.uniform(low, high, num).tolist(), "linear")
+    from scipy.stats import qmc  # type: ignore[import-untyped]
+
+    check_int("sobol: num", num)
+    names = [name for name, axis in axes.items() if _is_drawn(axis)]
+    sequence = qmc.Sobol(max(1, len(names)), scramble=True, rng=check_int("sobol: key", key, 0))
+    # Only powers of two are balanced; a part of one is nearly so.
+    shares = sequence.random_base2((num - 1).bit_length())
+
+    def draw(index: int, name: str, axis: Distribution) -> Any:
+        return axis.at(float(shares[index, names.index(name)]))
+
+    return _drawn("sobol", num, axes, draw)
 
 
-def log_uniform(low: float, high: float) -> Distribution:
-    """The distribution of floats whose logarithms are uniform; ConfigError unless 0 < ``low`` < ``high``.
-
-    >>> jn.search.random(2, 0, learning_rate=jn.search.log_uniform(1e-4, 1e-1)).values("learning_rate")
-    (0.00064470..., 0.00814488...)
-    """
-    _check_range("log_uniform", low, high)
-    if low <= 0:
-        raise ConfigError(f"log_uniform goes from {low}, which has no logarithm: start above 0.")
-
-    def sample(rng: np.random.Generator, num: int) -> list[float]:
-        # The exponential of a logarithm may be a rounding beyond the ends.
-        return np.exp(rng.uniform(math.log(low), math.log(high), num)).clip(low, high).tolist()  # type: ignore[no-any-return]
-
-    return Distribution(sample, "log")
+def _is_drawn(axis: Any) -> bool:
+    return isinstance(axis, Distribution) or callable(axis)
 
 
-def integers(low: int, high: int) -> Distribution:
-    """The uniform distribution of integers, both ends included; ConfigError unless integers ``low`` < ``high``.
-
-    >>> jn.search.random(9, 0, num_layers=jn.search.integers(1, 3)).values("num_layers")
-    (1, 2, 3)
-    """
-    _check_range("integers", low, high)
-    if not (float(low).is_integer() and float(high).is_integer()):
-        raise ConfigError(f"integers needs two integers, not {low} and {high}: use uniform.")
-    return Distribution(lambda rng, num: rng.integers(int(low), int(high) + 1, num).tolist(), "linear")
-
-
-def choice(values: Sequence[Any]) -> Distribution:
-    """The uniform distribution over ``values`` of any type; ConfigError if there are none.
-
-    >>> sorted(jn.search.random(9, 0, activation=jn.search.choice(["relu", "gelu"])).values("activation"))
-    ['gelu', 'relu']
-    """
-    values = list(values)
-    if not values:
-        raise ConfigError("choice has nothing to choose from: give it at least one value.")
-    return Distribution(lambda rng, num: [values[index] for index in rng.integers(len(values), size=num)], "nominal")
+def _drawn(where: str, num: int, axes: Mapping[str, Any], draw: Callable[[int, str, Distribution], Any]) -> Points:
+    """``num`` draws, each with every combination of the listed values; ``draw(index, name, axis)`` is a value."""
+    if not any(map(_is_drawn, axes.values())):
+        raise ConfigError(
+            f"{where} needs a field to draw, as in rate=jn.search.log_uniform(1e-4, 1e-1); or use jn.grid."
+        )
+    listed = _columns(where, {name: axis for name, axis in axes.items() if not _is_drawn(axis)})
+    scales = {name: scale_of(name, listed[name]) if name in listed else "linear" for name in axes}
+    points = list[dict[str, Any]]()
+    for index in range(num):
+        point: dict[str, Any] = {}
+        # Fields that depend on others are drawn after them.
+        for name, axis in sorted(axes.items(), key=lambda one: callable(one[1])):
+            if name not in listed:
+                found = axis(dict(point)) if callable(axis) else axis
+                is_distribution = isinstance(found, Distribution)
+                point[name] = draw(index, name, found) if is_distribution else found
+                scale = found.scale if is_distribution else scale_of(name, [found])
+                scales[name] = max(scales[name], scale, key=SCALES.index)
+        for values in itertools.product(*listed.values()):
+            whole = point | dict(builtins.zip(listed, values, strict=True))
+            points.append({name: whole[name] for name in axes})
+    return Points(tuple(points), scales)
 
 
 def override(points: Points, axes: Mapping[str, list[Any]]) -> Points:
@@ -225,60 +217,10 @@ def named(points: Mapping[str, Mapping[str, Any] | Points], config: Any) -> Poin
     return _points(columns, builtins.zip(*columns.values(), strict=True))
 
 
-@dataclasses.dataclass(frozen=True)
-class Halving:
-    """Trains all points a little, the best of each ``eta`` of them ``eta`` times as far, and so on.
-
-    Jamieson & Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", 2016. With 27
-    members and ``eta=3`` that is 27 to 1/27 of the steps, 9 to 1/9, 3 to 1/3 and 1 to the end: the work of 3 full
-    runs. Members are ranked one by one, each seed for itself, by the monitored metric; a schedule is that of a full
-    run, cut off. ConfigError if ``eta`` is below 2, or ``min_fraction``, the least length of the first rung as a share
-    of a run, is not above 0 and at most 1.
-
-    >>> jn.search.halving(jn.grid(seed=range(4)), eta=2).rungs
-    [0.25, 0.5, 1.0]
-    """
-
-    points: Points
-    eta: int = 3
-    _: dataclasses.KW_ONLY
-    min_fraction: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.points, Points):
-            kind = type(self.points).__name__
-            raise ConfigError(f"halving needs points, as jn.grid and jn.search.random make, not a {kind}.")
-        check_int("halving: eta", self.eta, 2)
-        if not 0 < self.min_fraction <= 1:
-            raise ConfigError(f"halving's min_fraction is {self.min_fraction!r}, and must be above 0 and at most 1.")
-
-    @property
-    def rungs(self) -> list[float]:
-        """The ends of the rungs as shares of a run, ascending to 1."""
-        most = min(math.log(max(1, len(self.points)), self.eta), math.log(1 / self.min_fraction, self.eta))
-        return [self.eta ** -float(left) for left in range(math.floor(most + 1e-9), -1, -1)]
-
-    def survivors(
-        self, values: Mapping[int, float], *, higher_is_better: bool, num_started: int | None = None
-    ) -> list[int]:
-        """One of ``eta`` members, rounded up, best first by their ``values``; ties by number.
-
-        Of ``num_started`` members, which those that diverged are part of; default: those with a value. Values that are
-        not finite rank last.
-        """
-        sign = -1.0 if higher_is_better else 1.0
-        scores = {member: sign * value if math.isfinite(value) else math.inf for member, value in values.items()}
-        number = len(scores) if num_started is None else num_started
-        return sorted(scores, key=lambda member: (scores[member], member))[: -(-number // self.eta)]
-
-
-halving = Halving
-
-
 def scale_of(name: str, values: Iterable[Any]) -> str:
     """Returns ``"nominal"`` for seeds and non-numbers, ``"log"`` for evenly spaced powers, else ``"linear"``."""
     values = list(values)
-    if name.rpartition(".")[2] == "seed" or not all(map(_is_number, values)):
+    if name.rpartition(".")[2] == "seed" or not all(map(is_number, values)):
         return "nominal"
     ordered = np.unique(np.asarray(values, np.float64))
     if ordered[0] <= 0 or ordered[-1] < LOG_RATIO * ordered[0]:
@@ -290,7 +232,7 @@ def scale_of(name: str, values: Iterable[Any]) -> str:
 
 def _columns(where: str, axes: Mapping[str, Any], *, distinct: bool = True) -> dict[str, list[Any]]:
     """The axes as lists of plain values; ``where`` names the caller in errors."""
-    if not axes and where != "random":
+    if not axes and where in ("grid", "zip"):
         raise ConfigError(f"{where} needs at least one axis, such as seed=range(4).")
     columns: dict[str, list[Any]] = {}
     for name, values in axes.items():
@@ -315,15 +257,6 @@ def _columns(where: str, axes: Mapping[str, Any], *, distinct: bool = True) -> d
 def _points(columns: Mapping[str, list[Any]], rows: Iterable[tuple[Any, ...]]) -> Points:
     points = tuple(dict(builtins.zip(columns, row, strict=True)) for row in rows)
     return Points(points, {name: scale_of(name, values) for name, values in columns.items()})
-
-
-def _check_range(where: str, low: float, high: float) -> None:
-    if not (_is_number(low) and _is_number(high) and low < high):
-        raise ConfigError(f"{where} goes from {low!r} to {high!r}: give two finite numbers, the smaller one first.")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _hashable(value: Any) -> Any:

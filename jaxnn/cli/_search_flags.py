@@ -1,0 +1,88 @@
+"""The flags of a search: ``sweep --search asha --space learning_rate=log:1e-4:1e-1 --num 1024``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+from jaxnn._bounds import bounded, check_fields
+from jaxnn.types import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from jaxnn.search import Points, Searcher
+
+SPACE = "log:1e-4:1e-1, 0:0.5, 1:4, or values as in relu,gelu"
+
+
+@dataclasses.dataclass(frozen=True)
+class Design:
+    """How the values of the flags make members."""
+
+    combine: Literal["grid", "zip"] = "grid"
+    """Every combination of the values, or the first of each field, the second of each, and so on."""
+    search: Literal["random", "sobol", "halving", "asha", "pbt", "optuna"] | None = None
+    """Where members come from: draws of the space, or a searcher that compares them while they train."""
+    space: tuple[str, ...] = ()
+    """Fields to draw: learning_rate=log:1e-4:1e-1 dropout=0:0.5 num_layers=1:4 activation=relu,gelu."""
+    num: int | None = bounded(None, least=1)
+    """Number of draws of the space."""
+    key: int = bounded(0, least=0)
+    """Seed of the draws."""
+    eta: int | None = bounded(None, least=2)
+    """Of how many members one goes on, by halving or asha; default: 3."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def axes(self, fields: Mapping[str, str], value: Callable[[str, str], Any]) -> dict[str, Any]:
+        """The distributions of the ``space`` by dotted names of ``fields``, which are given by flag.
+
+        ``value(flag, word)`` is a word as a value of that field.
+        """
+        from jaxnn import search
+
+        found: dict[str, Any] = {}
+        for word in self.space:
+            flag, _, given = word.partition("=")
+            flag = flag.replace("-", "_").rpartition(".")[2]
+            if flag not in fields or not given:
+                raise ConfigError(f"--space {word!r} is no FIELD=VALUES of the config: write {flag}={SPACE}.")
+            kind, *ends = given.split(":") if given.startswith("log:") else ("", *given.split(":"))
+            if len(ends) == 1:
+                found[fields[flag]] = search.choice([value(flag, one) for one in given.split(",")])
+                continue
+            try:
+                low, high = map(float, ends)
+            except ValueError:
+                raise ConfigError(f"--space {word!r} has no two numbers: write {flag}={SPACE}.") from None
+            is_whole = isinstance(value(flag, ends[0]) if not kind else low, int)
+            make = search.log_uniform if kind else search.integers if is_whole else search.uniform
+            found[fields[flag]] = make(low, high)
+        return found
+
+    def searched(self, points: Any) -> Points | Searcher:
+        """The points or the searcher that the flags ask for, of ``points``, a searcher, or a space as a dict."""
+        from jaxnn import search
+
+        is_space, ways = isinstance(points, dict), {"eta": self.eta} if self.eta is not None else {}
+        if is_space and self.num is None and self.search != "pbt":
+            raise ConfigError("--space draws members: say how many, as in --num 64.")
+        if not is_space and self.num is not None:
+            raise ConfigError("--num counts draws of a --space, and there is none: leave it out.")
+        if self.eta is not None and self.search not in ("halving", "asha"):
+            raise ConfigError("--eta is of --search halving or asha: choose one of them, or leave it out.")
+        match self.search:
+            case "halving" | "asha":
+                make = search.halving if self.search == "halving" else search.asha
+                return make(points, num=self.num, key=self.key, **ways)
+            case None | "random" | "sobol" if is_space:
+                draw = search.sobol if self.search == "sobol" else search.random
+                return draw(self.num or 1, self.key, **points)
+            case "pbt" | "optuna" if is_space:
+                make_from = search.pbt if self.search == "pbt" else search.optuna
+                return make_from(points, self.num or 16, self.key)
+            case None:
+                return points  # type: ignore[no-any-return]
+        raise ConfigError(f"--search {self.search} draws from a space: give one, as in --space learning_rate={SPACE}.")

@@ -1,0 +1,51 @@
+"""The points of a sweep, and searchers that propose them while it trains.
+
+>>> space = {"learning_rate": jn.search.log_uniform(1e-4, 1e-1), "dropout": jn.search.uniform(0.0, 0.5)}
+>>> jn.sweep(experiment, jn.search.asha(space, num=1024), lanes=64)  # doctest: +SKIP
+"""
+
+from jaxnn.search._distributions import Distribution, choice, integers, log_uniform, uniform
+from jaxnn.search._optuna import optuna
+from jaxnn.search._points import NAME, Axis, Points, grid, named, override, random, scale_of, sobol, zip
+from jaxnn.search._populations import pbt
+from jaxnn.search._rebuilt import rebuilt
+from jaxnn.search._searchers import (
+    Drop,
+    Fork,
+    Promote,
+    Propose,
+    Reached,
+    Searcher,
+    as_searcher,
+    asha,
+    check_proposals,
+    check_verdicts,
+    described,
+    halving,
+)
+from jaxnn.search._simulation import Simulation, simulate
+
+__all__ = [
+    "Distribution",
+    "Drop",
+    "Fork",
+    "Points",
+    "Promote",
+    "Propose",
+    "Reached",
+    "Searcher",
+    "Simulation",
+    "asha",
+    "choice",
+    "grid",
+    "halving",
+    "integers",
+    "log_uniform",
+    "optuna",
+    "pbt",
+    "random",
+    "simulate",
+    "sobol",
+    "uniform",
+    "zip",
+]

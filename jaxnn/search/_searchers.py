@@ -1,0 +1,299 @@
+"""Searchers: where the members of a search come from while it trains, and which of them go on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from jaxnn.search._points import Points, random
+from jaxnn.types import ConfigError, check_int
+
+type Verdict = Literal["continue", "pause", "stop"]
+type Proposal = Propose | Promote | Fork | Drop
+
+
+class Propose(NamedTuple):
+    """Train a new member. Members are numbered from 0 in the order of their `Propose` and `Fork`."""
+
+    point: Mapping[str, Any]  # the fields that it sets
+
+
+class Promote(NamedTuple):
+    """Train a paused member on."""
+
+    member: int
+
+
+class Fork(NamedTuple):
+    """Train a new member that continues from the state of another one, which is paused, with other values."""
+
+    member: int
+    point: Mapping[str, Any]
+
+
+class Drop(NamedTuple):
+    """End a paused member; its state is deleted."""
+
+    member: int
+
+
+class Reached(NamedTuple):
+    """What a searcher gets to know of a member, at one of the shares it asked for and when the member ends."""
+
+    member: int
+    share: float  # of its steps, one of `Searcher.shares`; that it was on the way to if it ended before
+    value: float  # of the monitored metric, the lower the better; infinite if it diverged or failed
+    over: bool  # whether it ended: it finished, stopped early, diverged or failed
+
+
+class Searcher(NamedTuple):
+    """A search as pure functions of its state; `jn.testing.check_searcher` checks one of a user's own.
+
+    >>> def ask(started, count):  # learning rates without an end: 0.1, 0.05, 0.025, …
+    ...     rates = [0.1 / 2**number for number in range(started, started + count)]
+    ...     return started + count, [jn.search.Propose({"learning_rate": rate}) for rate in rates]
+    >>> halved = jn.search.Searcher("halved", init=lambda: 0, ask=ask, scales={"learning_rate": "log"})
+    >>> halved.ask(halved.init(), 2)[1]
+    [Propose(point={'learning_rate': 0.1}), Propose(point={'learning_rate': 0.05})]
+
+    Attributes:
+        name: in reports and records.
+        init: returns the state before the first member.
+        ask: ``(state, count) -> (state, proposals)``: at most ``count`` `Propose`, `Promote` and `Fork`, and any number
+            of `Drop`. Fewer mean that the others wait for reports; none while nothing is in training ends the search.
+        tell: ``(state, reports) -> (state, verdicts)``: for each `Reached` of a window ``"continue"``, ``"pause"`` or
+            ``"stop"``, which matters only if the member is not over. Default: all continue.
+        shares: of a member's steps, ascending to 1, after which it reports.
+        scales: the fields that are searched, and the scales of their axes in plots: ``"log"``, ``"linear"`` or
+            ``"nominal"``.
+        num: the number of members that it starts, if it is known.
+        settings: what identifies it in a record, as JSON: a resumed search must have the same.
+    """
+
+    name: str
+    init: Callable[[], Any]
+    ask: Callable[[Any, int], tuple[Any, Sequence[Proposal]]]
+    tell: Callable[[Any, Sequence[Reached]], tuple[Any, Sequence[Verdict]]] = lambda state, reports: (
+        state,
+        ["continue"] * len(reports),
+    )
+    shares: tuple[float, ...] = (1.0,)
+    scales: Mapping[str, str] = {}
+    num: int | None = None
+    settings: Mapping[str, Any] = {}
+
+
+def as_searcher(where: str, given: Any, num: int | None = None, key: int = 0) -> Searcher:
+    """Returns the searcher that ``given`` is: a searcher, points, or a space of which ``num`` points are drawn.
+
+    ``where`` names the caller in a ConfigError.
+    """
+    if isinstance(given, Searcher | Points):
+        if num is not None:
+            raise ConfigError(f"{where}: num is for a space, a dict of distributions: leave it out.")
+        return given if isinstance(given, Searcher) else listed(given)
+    if not isinstance(given, Mapping):
+        kind = type(given).__name__
+        raise ConfigError(
+            f"{where} needs points, as jn.grid and jn.search.random make, a searcher, or a space as in "
+            f"{{'learning_rate': jn.search.log_uniform(1e-4, 1e-1)}}, not a {kind}."
+        )
+    if num is None:
+        raise ConfigError(f"{where} draws from a space: say how many members, as in num=64.")
+    return listed(random(check_int(f"{where}: num", num), key, **given))
+
+
+def listed(points: Points) -> Searcher:
+    """Returns the searcher that trains every point to the end, in their order."""
+
+    def ask(started: int, count: int) -> tuple[int, list[Propose]]:
+        chosen = points.points[started : started + count]
+        return started + len(chosen), [Propose(point) for point in chosen]
+
+    settings = {"points": [dict(point) for point in points.points], "scales": dict(points.scales)}
+    return Searcher("points", lambda: 0, ask, scales=points.scales, num=len(points), settings=settings)
+
+
+def rungs(eta: int, min_fraction: float, most: float = math.inf) -> tuple[float, ...]:
+    """The ends of rungs as shares of a run, ascending to 1, each ``eta`` times the one before; for ``most`` members."""
+    number = min(math.log(max(1.0, most), eta), math.log(1 / min_fraction, eta))
+    return tuple(eta ** -float(left) for left in range(math.floor(number + 1e-9), -1, -1))
+
+
+class _Rungs(NamedTuple):
+    """The state of ASHA; keys of mappings are bracket and rung."""
+
+    source: Any
+    reached: Mapping[tuple[int, int], Mapping[int, float]]  # the value of each member that got there
+    promoted: Mapping[tuple[int, int], frozenset[int]]  # those that went on, or ended there
+
+
+def asha(
+    points: Any, num: int | None = None, key: int = 0, *, eta: int = 3, min_fraction: float = 0.03, brackets: int = 1
+) -> Searcher:
+    """Returns asynchronous successive halving: whenever a lane is free, the best paused member goes on, or a new one.
+
+    Li et al., "A System for Massively Parallel Hyperparameter Tuning", 2020. Members pause at rungs, 1/27, 1/9 and 1/3
+    of their steps for ``eta=3``; one is promoted when it is among the best ``1/eta`` of those that reached its rung so
+    far. A schedule is that of a full run, cut off. In bracket ``b`` of several, which take turns, the first rung is the
+    one numbered ``b``: safer if short runs mislead, and dearer.
+
+    >>> space = {"learning_rate": jn.search.log_uniform(1e-4, 1e-1), "dropout": jn.search.uniform(0.0, 0.5)}
+    >>> jn.search.asha(space, num=64).shares
+    (0.037..., 0.111..., 0.333..., 1.0)
+
+    Args:
+        points: what `grid`, `random` and `sobol` make, a dict of distributions as `random` takes, or another searcher
+            that proposes new members, such as `optuna`.
+        num: the number of members drawn from a dict.
+        key: determines these draws.
+        eta: one of so many goes on; an integer of at least 2.
+        min_fraction: the least length of the first rung, as a share of a run, above 0 and at most 1.
+        brackets: their number, at most that of the rungs.
+
+    Raises:
+        ConfigError: a value is not as above.
+    """
+    source = as_searcher("asha", points, num, key)
+    shares = _checked_rungs("asha", eta, min_fraction)
+    if check_int("asha: brackets", brackets) > len(shares):
+        raise ConfigError(f"asha has {brackets} brackets and {len(shares)} rungs: lower brackets, or min_fraction.")
+    last = len(shares) - 1
+
+    def ask(state: _Rungs, count: int) -> tuple[_Rungs, list[Proposal]]:
+        promoted, proposals = dict(state.promoted), list[Proposal]()
+        for place in sorted(state.reached, key=lambda place: (-place[1], place[0])):
+            values, gone = state.reached[place], promoted.get(place, frozenset())
+            best = sorted(values, key=lambda member: (values[member], member))[: len(values) // eta]
+            chosen = [member for member in best if member not in gone and math.isfinite(values[member])]
+            chosen = chosen[: count - len(proposals)] if place[1] < last else []
+            promoted[place] = gone | {*chosen}
+            proposals += [Promote(member) for member in chosen]
+        inner, new = source.ask(state.source, count - len(proposals)) if len(proposals) < count else (state.source, [])
+        return _Rungs(inner, state.reached, promoted), [*proposals, *new]
+
+    def tell(state: _Rungs, reports: Sequence[Reached]) -> tuple[_Rungs, list[Verdict]]:
+        inner, theirs = source.tell(state.source, reports)
+        reached, promoted, verdicts = dict(state.reached), dict(state.promoted), list[Verdict]()
+        for report, verdict in zip(reports, theirs, strict=True):
+            bracket = report.member % brackets
+            rung = max(shares.index(report.share), bracket if report.over else 0)
+            if rung >= bracket:
+                place = bracket, rung
+                reached[place] = {**reached.get(place, {}), report.member: report.value}
+                if report.over:
+                    promoted[place] = promoted.get(place, frozenset()) | {report.member}
+                verdict = "stop" if verdict == "stop" else "pause"
+            verdicts.append(verdict)
+        return _Rungs(inner, reached, promoted), verdicts
+
+    settings = {"eta": eta, "min_fraction": min_fraction, "brackets": brackets, "of": described(source)}
+    return Searcher(
+        "asha", lambda: _Rungs(source.init(), {}, {}), ask, tell, shares, source.scales, source.num, settings
+    )
+
+
+class _Halves(NamedTuple):
+    """The state of successive halving."""
+
+    source: Any
+    started: int = 0
+    rung: int = 0  # that the members in training are to reach
+    going: frozenset[int] = frozenset()  # those that have not yet reached it
+    values: Mapping[int, float] = {}  # of those that have, finite
+    over: frozenset[int] = frozenset()
+    queue: tuple[Promote, ...] = ()  # survivors that wait for a lane
+
+
+def halving(points: Any, eta: int = 3, *, num: int | None = None, key: int = 0, min_fraction: float = 0.01) -> Searcher:
+    """Returns successive halving: all points train a little, the best ones on and on.
+
+    The best of each ``eta`` of them train ``eta`` times as far, the best of these again, and so on.
+
+    Jamieson & Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", 2016. With 27
+    members and ``eta=3`` that is 27 to 1/27 of the steps, 9 to 1/9, 3 to 1/3 and 1 to the end: the work of 3 full
+    runs. Members are ranked one by one, each seed for itself, by the monitored metric; a schedule is that of a full
+    run, cut off. Lanes idle while the last members of a rung are trained; `asha` keeps them in use.
+
+    Arguments and errors are those of `asha`.
+
+    >>> jn.search.halving(jn.grid(seed=range(4)), eta=2).shares
+    (0.25, 0.5, 1.0)
+    """
+    source = as_searcher("halving", points, num, key)
+    if source.num is None:
+        raise ConfigError("halving ranks all members of a rung together, so it needs a number of them: use asha.")
+    shares = _checked_rungs("halving", eta, min_fraction, source.num)
+
+    def ask(state: _Halves, count: int) -> tuple[_Halves, list[Proposal]]:
+        inner, new = source.ask(state.source, count) if state.rung == 0 else (state.source, [])
+        numbers = range(state.started, state.started + len(new))
+        state = state._replace(source=inner, started=state.started + len(new), going=state.going | {*numbers})
+        dropped = list[Proposal]()
+        if not state.going and not state.queue and state.rung < len(shares) - 1:
+            # Of all that were started: a member that diverged leaves its place to the next best.
+            number = -(-state.started // eta ** (state.rung + 1))
+            best = sorted(state.values, key=lambda member: (state.values[member], member))[:number]
+            kept = [member for member in best if member not in state.over]
+            dropped = [Drop(member) for member in state.values if member not in {*best, *state.over}]
+            queue = tuple(map(Promote, kept))
+            state = state._replace(rung=state.rung + 1, going=frozenset(kept), values={}, queue=queue)
+        first, rest = state.queue[: count - len(new)], state.queue[count - len(new) :]
+        return state._replace(queue=rest), [*dropped, *new, *first]
+
+    def tell(state: _Halves, reports: Sequence[Reached]) -> tuple[_Halves, list[Verdict]]:
+        inner, _ = source.tell(state.source, reports)
+        going = state.going - {report.member for report in reports}
+        values = {report.member: report.value for report in reports if math.isfinite(report.value)}
+        over = state.over | {report.member for report in reports if report.over}
+        state = state._replace(source=inner, going=going, values={**state.values, **values}, over=over)
+        return state, ["pause"] * len(reports)
+
+    settings = {"eta": eta, "min_fraction": min_fraction, "of": described(source)}
+    return Searcher("halving", lambda: _Halves(source.init()), ask, tell, shares, source.scales, source.num, settings)
+
+
+def described(searcher: Searcher) -> dict[str, Any]:
+    """What identifies a searcher in a record."""
+    return {"name": searcher.name, **searcher.settings}
+
+
+def check_proposals(searcher: Searcher, proposals: Iterable[Any], count: int, paused: Iterable[int]) -> list[Proposal]:
+    """Returns what a searcher proposed; ConfigError, naming it, if it may not propose that."""
+    proposals, left = [*proposals], {*paused}
+    if sum(not isinstance(one, Drop) for one in proposals) > count:
+        raise ConfigError(f"the searcher {searcher.name} proposed more than the {count} members it was asked for.")
+    for one in proposals:
+        if not isinstance(one, Propose | Promote | Fork | Drop):
+            raise ConfigError(
+                f"the searcher {searcher.name} proposed {one!r:.60}, and must propose Propose, Promote, Fork or Drop."
+            )
+        if not isinstance(one, Propose) and one.member not in left:
+            raise ConfigError(f"the searcher {searcher.name} proposed {one!r:.60}, and that member is not paused.")
+        if isinstance(one, Propose | Fork) and {*one.point} != {*searcher.scales}:
+            fields = ", ".join(searcher.scales)
+            raise ConfigError(
+                f"the searcher {searcher.name} proposed {one!r:.60}, and must set the fields of its scales: {fields}."
+            )
+        if isinstance(one, Promote | Drop):
+            left.discard(one.member)
+    return proposals
+
+
+def check_verdicts(searcher: Searcher, verdicts: Sequence[Any], reports: Sequence[Reached]) -> list[Verdict]:
+    """Returns the verdicts of a searcher; ConfigError, naming it, unless there is a valid one for each report."""
+    wrong = [one for one in verdicts if one not in ("continue", "pause", "stop")]
+    if wrong or len(verdicts) != len(reports):
+        raise ConfigError(
+            f"the searcher {searcher.name} answered {len(reports)} reports with {list(verdicts)!r:.80}, and must "
+            "answer each with continue, pause or stop."
+        )
+    return list(verdicts)
+
+
+def _checked_rungs(where: str, eta: int, min_fraction: float, most: float = math.inf) -> tuple[float, ...]:
+    check_int(f"{where}: eta", eta, 2)
+    if not 0 < min_fraction <= 1:
+        raise ConfigError(f"{where}'s min_fraction is {min_fraction!r}, and must be above 0 and at most 1.")
+    return rungs(eta, min_fraction, most)

@@ -1,0 +1,107 @@
+"""A search on learning curves that are known: to try a searcher, and to compare several."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jaxnn.search._searchers import (
+    Drop,
+    Fork,
+    Promote,
+    Propose,
+    Reached,
+    Searcher,
+    check_proposals,
+    check_verdicts,
+)
+
+
+class SimulatedMember(NamedTuple):
+    """A member of a simulated search."""
+
+    point: Mapping[str, Any]
+    status: str  # ``running``, ``paused``, ``pruned`` or ``finished``
+    share: float  # of its steps that are done
+    value: float  # at that share; the lower the better
+    start: float = 0.0  # the share that it continued from, if it is a fork
+
+
+class Simulation(NamedTuple):
+    """What a search did on known learning curves.
+
+    Attributes:
+        members: in the order of their numbers.
+        cost: the steps of all members together, in runs.
+        events: each proposal, and each report with its verdict, in order.
+    """
+
+    members: tuple[SimulatedMember, ...]
+    cost: float
+    events: tuple[Any, ...]
+
+    def best(self) -> SimulatedMember:
+        """The finished member of the lowest value; of those furthest trained if none finished."""
+        return min(self.members, key=lambda member: (-member.share, member.value))
+
+
+def simulate(searcher: Searcher, curve: Callable[[Mapping[str, Any], float], float], *, lanes: int = 8) -> Simulation:
+    """Runs a searcher on learning curves, without training.
+
+    Members in ``lanes`` progress at equal speed; ``curve(point, share)`` is the value of a point after a ``share`` of
+    its steps, the lower the better, and infinite if it diverged. ConfigError if the searcher proposes what it may not.
+
+    >>> points = jn.grid(learning_rate=[0.1, 0.2, 0.4, 0.8])
+    >>> found = jn.search.simulate(jn.search.halving(points, 2), lambda point, share: point["learning_rate"] - share)
+    >>> found.best().point, found.cost
+    ({'learning_rate': 0.1}, 2.0)
+    """
+    state, members, events = searcher.init(), list[SimulatedMember](), list[Any]()
+    running: list[tuple[float, int]] = []  # when a member reaches its next share, and its number
+    now = cost = 0.0
+
+    def begin(number: int) -> None:
+        share = members[number].share
+        target = next(one for one in searcher.shares if one > share + 1e-9)
+        members[number] = members[number]._replace(status="running")
+        heapq.heappush(running, (now + target - share, number))
+
+    while True:
+        paused = [number for number, member in enumerate(members) if member.status == "paused"]
+        state, proposals = searcher.ask(state, lanes - len(running))
+        for one in check_proposals(searcher, proposals, lanes - len(running), paused):
+            events.append(one)
+            match one:
+                case Propose(point):
+                    members.append(SimulatedMember(point, "running", 0.0, math.inf))
+                    begin(len(members) - 1)
+                case Fork(member, point):
+                    members.append(members[member]._replace(point=point, start=members[member].share))
+                    begin(len(members) - 1)
+                case Promote(member):
+                    begin(member)
+                case Drop(member):
+                    members[member] = members[member]._replace(status="pruned")
+        if not running:
+            return Simulation(tuple(members), cost, tuple(events))
+        now, reports = running[0][0], list[Reached]()
+        while running and running[0][0] <= now + 1e-9:
+            _, number = heapq.heappop(running)
+            member = members[number]
+            share = next(one for one in searcher.shares if one > member.share + 1e-9)
+            value, cost = float(curve(member.point, share)), cost + share - member.share
+            over = share >= 1 or not math.isfinite(value)
+            members[number] = member._replace(status="finished" if over else "running", share=share, value=value)
+            reports.append(Reached(number, share, value, over))
+        state, verdicts = searcher.tell(state, reports)
+        for report, verdict in zip(reports, check_verdicts(searcher, verdicts, reports), strict=True):
+            events.append((report, verdict))
+            if report.over:
+                continue
+            if verdict == "continue":
+                begin(report.member)
+            else:
+                status = "paused" if verdict == "pause" else "pruned"
+                members[report.member] = members[report.member]._replace(status=status)

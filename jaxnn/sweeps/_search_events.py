@@ -1,0 +1,117 @@
+"""A search in progress: what its searcher was asked and told, kept so that a resumed search repeats it."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxnn import record
+from jaxnn.search import (
+    Drop,
+    Fork,
+    Promote,
+    Propose,
+    Reached,
+    Searcher,
+    check_proposals,
+    check_verdicts,
+    described,
+)
+from jaxnn.types import ConfigError, RecordError
+
+FILE = "search.jsonl"
+
+
+@dataclasses.dataclass
+class Search:
+    """A searcher, its state, and the events that led to it, as JSON."""
+
+    searcher: Searcher
+    state: Any = None
+    events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    points: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)  # of each member that was proposed
+    over: bool = False  # whether it has nothing more to propose
+
+    def __post_init__(self) -> None:
+        self.state = self.searcher.init()
+
+    def ask(self, count: int, paused: Collection[int]) -> list[Any]:
+        """Asks for at most ``count`` members to train; ConfigError if it proposes what it may not."""
+        self.state, proposals = self.searcher.ask(self.state, count)
+        proposals = check_proposals(self.searcher, proposals, count, paused)
+        self.events.append({"ask": count, "proposals": list(map(_as_json, proposals))})
+        self.points += [one.point for one in proposals if isinstance(one, Propose | Fork)]
+        return proposals
+
+    def tell(self, reports: Sequence[Reached]) -> list[Any]:
+        """Tells what members reached; returns a verdict for each."""
+        self.state, verdicts = self.searcher.tell(self.state, reports)
+        verdicts = check_verdicts(self.searcher, verdicts, reports)
+        told = [[one.member, one.share, one.value, one.over] for one in reports]
+        self.events.append({"tell": record.jsonable(told), "verdicts": verdicts})
+        return verdicts
+
+    def replay(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Asks and tells the same again; ConfigError if the searcher answers otherwise."""
+        for number, event in enumerate(events):
+            if "ask" in event:
+                self.ask(event["ask"], range(len(self.points)))
+            else:
+                told = [(member, share, float(value), over) for member, share, value, over in event["tell"]]
+                self.tell([Reached(*one) for one in told])
+            if json.loads(json.dumps(record.jsonable(self.events[-1]))) != event:
+                raise ConfigError(
+                    f"the searcher {self.searcher.name} answers otherwise than when the search was started, from "
+                    f"line {number + 2} of its {FILE} on: a searcher must be a function of its state alone."
+                )
+
+    def header(self) -> dict[str, Any]:
+        """The first line of the file: what identifies the searcher."""
+        made: dict[str, Any] = json.loads(json.dumps(record.jsonable({"searcher": described(self.searcher)})))
+        return made
+
+
+def read_events(path: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The searcher's description and the events in ``search.jsonl`` of the sweep in ``path``."""
+    lines = record.read_lines(path / FILE, dict)
+    if not lines or not isinstance(lines[0].get("searcher"), dict):
+        raise RecordError(f"{path / FILE} does not start with a searcher: the record is damaged.")
+    for number, event in enumerate(lines[1:], 2):
+        if not _is_event(event):
+            raise RecordError(f"{path / FILE} is damaged in line {number}: restore the file from a copy.")
+    return lines[0]["searcher"], lines[1:]
+
+
+def _is_event(event: Mapping[str, Any]) -> bool:
+    if "ask" in event:
+        return type(event["ask"]) is int and isinstance(event.get("proposals"), list)
+
+    def is_report(told: Any) -> bool:
+        if not (isinstance(told, list) and len(told) == 4):
+            return False
+        member, share, value, over = told
+        numbers = type(share) is float and (type(value) is float or value in ("inf", "nan", "-inf"))
+        return type(member) is int and numbers and type(over) is bool
+
+    return isinstance(event.get("tell"), list) and all(map(is_report, event["tell"]))
+
+
+def _as_json(proposal: Any) -> dict[str, Any]:
+    match proposal:
+        case Propose(point):
+            return {"point": dict(point)}
+        case Promote(member):
+            return {"promote": member}
+        case Fork(member, point):
+            return {"fork": member, "point": dict(point)}
+        case Drop(member):
+            return {"drop": member}
+    raise AssertionError(proposal)
+
+
+def value_to_rank(value: float | None, *, higher_is_better: bool) -> float:
+    """A metric's value as searchers rank it: the lower the better, infinite if there is none."""
+    if value is None or not math.isfinite(value):
+        return math.inf
+    return -value if higher_is_better else value
