@@ -385,10 +385,6 @@ BATCH_SIZE, NUM_STEPS = 8, 10
 SIZES = {"train": 240, "val": 40}
 
 
-def mirror(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
-    return image[:, ::-1] if rng.random() < 0.5 else image
-
-
 def streamed(root: str, strategy: str) -> tuple[list[dict[str, float]], dict[str, list[int]]]:
     """The reports of a run on streamed images without what depends on the clock, and the images that it opened."""
     opened: dict[str, list[int]] = {split: [] for split in SIZES}
@@ -399,6 +395,7 @@ def streamed(root: str, strategy: str) -> tuple[list[dict[str, float]], dict[str
             opened[path.parent.parent.name].append(int(path.stem))
 
     sys.addaudithook(note)
+    mirror = lambda rng, image: image[:, ::-1] if rng.random() < 0.5 else image  # noqa: E731
     data = jn.data.image_folder(root, (4, 4), stream=True, augment=mirror, num_workers=0)
     experiment = tiny.experiment(data=data, model=MLP((5, 2)), num_steps=NUM_STEPS, batch_size=BATCH_SIZE)
     run = tiny.fit(experiment, strategy=strategy, eval_every=5, eval_batch_size=BATCH_SIZE)
