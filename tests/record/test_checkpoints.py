@@ -24,9 +24,10 @@ import jaxnn as jn
 from jaxnn.parallel import make_layout
 from jaxnn.record import Checkpoints, find_damage
 from jaxnn.types import RecordError, TrainState
-from tests import shell, tiny
-from tests.record.files import assert_equal, flip, make_state
+from tests import draws, shell, tiny
+from tests.record.files import flip, make_state
 
+assert_equal = functools.partial(draws.assert_close, tolerance=0.0)
 OPTIMIZERS = {
     "chain with a schedule": optax.chain(optax.clip(1.0), optax.sgd(optax.linear_schedule(1.0, 0.0, 9), 0.9)),
     "two in one": optax.multi_transform(
