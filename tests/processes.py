@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests import warm
 from tests.shell import ROOT
 
 # Prefixes of variables of clusters and of JAX, which the environment of the tests may have.
@@ -80,7 +79,7 @@ class Done:
 class Started:
     """Processes that may be running."""
 
-    processes: list[warm.Warm | subprocess.Popen[bytes]]
+    processes: list[subprocess.Popen[bytes]]
     folder: Path
 
     def output(self, rank: int, stream: str = "out") -> str:
@@ -122,11 +121,8 @@ def started(commands: Sequence[Sequence[object]], **environment: str) -> Iterato
         running = Started([], Path(folder))
         for rank, command in enumerate(commands):
             out, err = (stack.enter_context((running.folder / f"{rank}.{name}").open("wb")) for name in ("out", "err"))
-            if command[0] == sys.executable:
-                process = warm.start(command[1:], clean, ROOT, (out.fileno(), err.fileno()))
-            else:
-                line = list(map(str, command))
-                process = subprocess.Popen(line, stdout=out, stderr=err, env=clean, cwd=ROOT, start_new_session=True)
+            line = list(map(str, command))
+            process = subprocess.Popen(line, stdout=out, stderr=err, env=clean, cwd=ROOT, start_new_session=True)
             stack.callback(_end, process)
             running.processes.append(process)
         yield running
@@ -177,7 +173,7 @@ def errors(output: str) -> str:
     return "".join(line for line in output.splitlines(keepends=True) if "cpu_feature_guard" not in line)
 
 
-def _end(process: warm.Warm | subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
