@@ -161,12 +161,8 @@ chooser = STRATEGIES["data"]._replace(name="chooser", choose=lambda mesh, shapes
 
 
 @pytest.mark.slow
-def test_batches_sharded_along_two_axes_train_as_on_one_device():
-    assert tiny.fit(wide(), strategy=two_axes, mesh="data=2,more=2").summary.metrics == expected()
-
-
-@pytest.mark.slow
 def test_own_strategies_are_chosen_recorded_and_resumed_and_train_as_on_one_device(tmp_path):
+    assert tiny.fit(wide(), strategy=two_axes, mesh="data=2,more=2").summary.metrics == expected()
     run = tiny.fit(wide(num_steps=10), tmp_path, strategy=chooser, devices=2)
     kernel, moment = (tree["out"] for tree in (run.state.params, run.state.opt_state[0].trace))
     assert kernel.sharding.is_fully_replicated and moment.sharding.spec == P("data", None)
