@@ -15,8 +15,10 @@ import jaxlib
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+import jaxnn as jn
 from jaxnn.parallel import find_devices
 from jaxnn.types import ConfigError
+from tests import tiny
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -102,6 +104,13 @@ def data_dir(real_data: pathlib.Path | None) -> pathlib.Path:
     if real_data is None:
         pytest.skip("no real data sets: set JAXNN_DATA to the folder that holds them")
     return real_data
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> jn.Run:
+    """The tiny experiment, trained for 20 steps without a break; copy the directory to change it."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    return tiny.fit(tiny.experiment(), path, checkpoint_every=5, keep_last=4)
 
 
 @pytest.fixture

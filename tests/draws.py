@@ -75,9 +75,12 @@ def assert_near(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max(initial=0))
 
 
-def assert_close(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
-    """Of the same structure, shapes and dtypes, and equal to a relative or absolute ``tolerance``."""
+def assert_close(found: Any, expected: Any, tolerance: float = 1e-5, atol: float | None = None, name: str = "") -> None:
+    """Of equal structure, shapes and dtypes; equal to a relative ``tolerance`` or to ``atol``, by default the same."""
     assert jax.tree.structure(found) == jax.tree.structure(expected)
+    how = {"rtol": tolerance, "atol": tolerance if atol is None else atol, "err_msg": name}
     for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert (left.shape, left.dtype) == (right.shape, right.dtype)
-        np.testing.assert_allclose(np.float64(left), np.float64(right), rtol=tolerance, atol=tolerance)
+        assert (left.shape, left.dtype) == (right.shape, right.dtype), name
+        if jnp.issubdtype(left.dtype, jax.dtypes.prng_key):
+            left, right = jax.random.key_data(left), jax.random.key_data(right)
+        np.testing.assert_allclose(np.float64(left), np.float64(right), **how)

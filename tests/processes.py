@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests import warm
 from tests.shell import ROOT
 
 # Prefixes of variables of clusters and of JAX, which the environment of the tests may have.
@@ -80,19 +79,19 @@ class Done:
 class Started:
     """Processes that may be running."""
 
-    processes: list[warm.Warm | subprocess.Popen[bytes]]
+    processes: list[subprocess.Popen[bytes]]
     folder: Path
 
     def output(self, rank: int, stream: str = "out") -> str:
         return (self.folder / f"{rank}.{stream}").read_text()
 
-    def wait_for(self, text: str, ranks: Sequence[int] | None = None, seconds: float = 60) -> None:
-        """Waits until each of ``ranks``, default all, has printed ``text``."""
+    def wait_for(self, text: str, seconds: float = 60) -> None:
+        """Waits until each process has printed ``text``."""
         deadline = time.monotonic() + seconds
-        for rank in range(len(self.processes)) if ranks is None else ranks:
+        for rank, process in enumerate(self.processes):
             while text not in self.output(rank):
                 failure = f"process {rank} did not print {text!r}: {self.output(rank)}{self.output(rank, 'err')}"
-                assert time.monotonic() < deadline and self.processes[rank].poll() is None, failure
+                assert time.monotonic() < deadline and process.poll() is None, failure
                 time.sleep(0.02)
 
     def signal(self, rank: int, signum: int = signal.SIGKILL) -> None:
@@ -122,11 +121,8 @@ def started(commands: Sequence[Sequence[object]], **environment: str) -> Iterato
         running = Started([], Path(folder))
         for rank, command in enumerate(commands):
             out, err = (stack.enter_context((running.folder / f"{rank}.{name}").open("wb")) for name in ("out", "err"))
-            if command[0] == sys.executable:
-                process = warm.start(command[1:], clean, ROOT, (out.fileno(), err.fileno()))
-            else:
-                line = list(map(str, command))
-                process = subprocess.Popen(line, stdout=out, stderr=err, env=clean, cwd=ROOT, start_new_session=True)
+            line = list(map(str, command))
+            process = subprocess.Popen(line, stdout=out, stderr=err, env=clean, cwd=ROOT, start_new_session=True)
             stack.callback(_end, process)
             running.processes.append(process)
         yield running
@@ -137,11 +133,10 @@ def start(
     count: int = 2,
     *,
     devices: int = 1,
-    ranks: Sequence[int] | None = None,
     flags: Mapping[str, Any] | None = None,
     **environment: str,
 ) -> contextlib.AbstractContextManager[Started]:
-    """Starts a snippet, with the names of ``PRELUDE``, in ``ranks`` of ``count`` processes, default all, which join.
+    """Starts a snippet, with the names of ``PRELUDE``, in ``count`` processes, which join.
 
     Each has ``devices`` CPU devices; ``flags`` are fields of ``ClusterOptions``, ``environment`` variables of all.
     """
@@ -149,10 +144,7 @@ def start(
     options = "".join(f", {name}={value!r}" for name, value in {**where, **(flags or {})}.items())
     body = f"with exit_on_user_error(), processes(ClusterOptions(**{{'process_id': rank}} | dict({options[2:]}))):\n"
     program = PRELUDE + body + textwrap.indent(textwrap.dedent(code).strip(), "    ")
-    return started(
-        [[sys.executable, "-c", program, rank, count, devices] for rank in (range(count) if ranks is None else ranks)],
-        **environment,
-    )
+    return started([[sys.executable, "-c", program, rank, count, devices] for rank in range(count)], **environment)
 
 
 def run(code: str, count: int = 2, *, seconds: float = 60, **how: Any) -> list[Done]:
@@ -181,7 +173,7 @@ def errors(output: str) -> str:
     return "".join(line for line in output.splitlines(keepends=True) if "cpu_feature_guard" not in line)
 
 
-def _end(process: warm.Warm | subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

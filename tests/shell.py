@@ -2,14 +2,12 @@
 
 import os
 import subprocess
-import tempfile
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests import warm
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,13 +26,5 @@ def fails(
 
 def python(*words: object, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs Python in a separate process, from the repository, for at most ``timeout`` seconds."""
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = warm.start(words, variables, ROOT, (out.fileno(), err.fileno()))
-        try:
-            status = process.wait(timeout)
-        finally:
-            process.kill()
-        out.seek(0)
-        err.seek(0)
-        return subprocess.CompletedProcess(["python", *map(str, words)], status, out.read(), err.read())
+    how = {"env": {**os.environ, "PYTHONPATH": str(ROOT), **environment}, "cwd": ROOT, "timeout": timeout}
+    return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, **how)

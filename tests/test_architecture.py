@@ -8,7 +8,6 @@ import logging
 import os
 import pathlib
 import re
-import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ import pytest
 import jaxnn
 import jaxnn as jn
 from jaxnn import _compat
-from tests import processes
+from tests import processes, shell
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIBRARY = sorted((ROOT / "jaxnn").rglob("*.py"))
@@ -176,7 +175,7 @@ def test_importing_jaxnn_is_light_and_touches_no_device():
         f"heavy = [name for name in {LAZY} if name in sys.modules]\n"
         "assert not heavy, heavy"
     )
-    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True)
+    done = shell.python("-c", probe)
     assert done.returncode == 0, done.stderr
 
 

@@ -18,14 +18,9 @@ SKETCHES = sorted(f"sketches.{path.stem}" for path in (EXPERIMENTS / "sketches")
 STEPS = ["cartpole_ppo", "digits_dp_sgd", "digits_gan", "digits_sam"]
 
 
-def experiment_of(name):
-    (experiment,) = (v for v in vars(importlib.import_module(name)).values() if isinstance(v, jn.Experiment))
-    return experiment
-
-
 @pytest.mark.parametrize("name", SKETCHES + STEPS)
 def test_a_sketch_trains(name):
-    experiment = experiment_of(name)
+    (experiment,) = (v for v in vars(importlib.import_module(name)).values() if isinstance(v, jn.Experiment))
     run = tiny.fit(experiment.replace(num_steps=2), steps_per_call=1, report_every=2, eval_every=2)
     assert run.summary.step == 2 and all(math.isfinite(value) for value in run.final.values())
 

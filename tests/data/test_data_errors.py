@@ -1,7 +1,7 @@
 """What is wrong with data is said in one line before anything is trained."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,12 @@ from jaxnn import data
 from jaxnn.data import Tokenizer, arrays, iterable, mixture, text_arrays
 from jaxnn.types import Batch, ConfigError, DataError, Splits
 from tests import tiny
-from tests.data.test_arrays import batch_of
+from tests.data.test_arrays import GOOD, batch_of
 from tests.data.test_sources import COLUMNS, OPTIONS, TEST, count, points
 from tests.data.test_stream import IMAGE, Counting, Listing, noise
 from tests.data.test_texts import REVIEWS, SHORT, TRAIN, write, write_all
 
 SECONDS = 1.7e9 + np.arange(40) / 7  # since 1970
-GOOD = (np.zeros((5, 2), np.float32), np.zeros(5, np.int32))
 LABELS = (GOOD[0], np.array([0, 1, 2, 3, 2]))
 TOKENS = (GOOD[0], np.array([[0, 1], [1, 7], [0, 0], [0, 0], [0, 0]]))
 PAIR = (np.arange(10)[:, None], np.arange(10))
@@ -171,10 +170,6 @@ def read_first(start: Callable[[int, int], Any], batch_size: int = 1, **options:
     list(iterable(start, **options).train.batches(0, 0, batch_size))
 
 
-def divide(seed: int, start: int) -> Iterator[float]:
-    return (1 / (4 - number) for number in range(start, 9))
-
-
 def augmented(augment: data.Augmentation, batch: Batch = BATCH) -> None:
     train = data.with_augmentation(arrays(GOOD), augment).train
     jax.eval_shape(lambda batch: train.transform(batch, jax.random.key(0)), batch)
@@ -218,7 +213,10 @@ CALLS: list[tuple[Callable[[Path], Any], str]] = [
     (lambda _: read_first(lambda seed, start: [(1.0, 0)][start:]), "train ends before example 1: let it repeat"),
     (lambda _: read_first(lambda seed, start: [np.ones(1), np.ones(2)]), r"example 1 .* float32 \(2,\) but .* 0"),
     (lambda _: read_first(count, 4, num_classes=2), "label 2 of example 2 in train .* must be 0 to 1"),
-    (lambda _: read_first(divide, 8), "example 4 of train failed with ZeroDivisionError"),
+    (
+        lambda _: read_first(lambda seed, start: (1 / (4 - n) for n in range(start, 9)), 8),
+        "example 4 of train failed with ZeroDivisionError",
+    ),
     (lambda _: iterable(count, validation=SIX, num_classes=3), "label 3 of example 0 in validation is out"),
     (lambda _: iterable(count, test=WIDER), r"inputs of test\['x'\] is .* but the first of train"),
     (lambda _: mixture({"few": EVEN, "many": EVEN}, {"few": 1}), "few, many needs a weight above 0 for each"),

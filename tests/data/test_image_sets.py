@@ -176,11 +176,6 @@ def sparse(name, size):
     return bytes(buffer)
 
 
-def enlarge(root):
-    with open(write_folder(root) / "data_batch_4.bin", "wb") as file:
-        file.truncate(8 << 30)  # sparse: it takes no space
-
-
 def archive(*first):
     return lambda root: write_archive(root, ("data_batch_1",), b"".join((member("readme"), *first)))
 
@@ -194,7 +189,11 @@ PLANES = np.zeros((2, 3072), np.uint8)
         (lambda root: write_folder(root, data_batch_2=binary(PLANES, [0, 1])[:-1]), r"data_batch_2\.bin .* 6,145 by"),
         (lambda root: write_folder(root, data_batch_2=binary(PLANES, [9, 10])), "record 1 of data_batch_2.* label 10"),
         (lambda root: (write_folder(root) / "test_batch.bin").unlink(), r"test_batch\.bin cannot be read"),
-        (enlarge, r"data_batch_4\.bin of .* larger than all of CIFAR"),
+        # A sparse file, which takes no space.
+        (
+            lambda root: os.truncate(write_folder(root) / "data_batch_4.bin", 8 << 30),
+            r"data_batch_4\.bin of .* larger than all of CIFAR",
+        ),
         (archive(), rf"{ARCHIVE} does not have data_batch_1\.bin"),
         (lambda root: os.truncate(write_archive(root), 30_000), rf"{ARCHIVE} is truncated or damaged"),
         (archive(member("data_batch_1.bin", 8 << 30)), "decompresses to over"),
@@ -235,16 +234,12 @@ SETS = {
 }
 
 
-def all_splits(splits):
-    examples = [source.examples for source in splits.named().values()]
-    return (np.concatenate(arrays) for arrays in zip(*examples, strict=True))
-
-
 @pytest.mark.parametrize("name", SETS)
 def test_each_set_is_complete(name):
     num_examples, shape, num_classes = SETS[name]
     splits = getattr(data, name)(test_fraction=0.2, validation_fraction=0.1)
-    inputs, targets = all_splits(splits)
+    examples = [source.examples for source in splits.named().values()]
+    inputs, targets = (np.concatenate(arrays) for arrays in zip(*examples, strict=True))
     assert (inputs.shape, inputs.dtype) == ((num_examples, *shape), np.float32)
     assert len(np.unique(inputs.reshape(num_examples, -1), axis=0)) > 0.8 * num_examples
     assert (splits.name, len(splits.class_names)) == (name, num_classes)

@@ -124,16 +124,6 @@ def test_rows_of_a_data_set_are_read_as_in_memory(num_workers):
     batches.close()
 
 
-@pytest.mark.slow
-def test_grain_data_sets_start_at_any_position():
-    numbers = (
-        pytest.importorskip("grain").MapDataset.range(12).map(lambda index: (np.full(3, index, np.float32), index % 3))
-    )
-    source = iterable(lambda seed, start: numbers.shuffle(seed=seed).repeat()[start:]).train
-    (*_, last) = itertools.islice(source.batches(1, 0, 4), 13)
-    jax.tree.map(np.testing.assert_array_equal, last, next(source.batches(1, 12, 4)))
-
-
 COLUMNS: dict[str, Any] = {
     "job": ["cook ", "nurse", None, "cook"],
     "age": [25, None, 40, 31],

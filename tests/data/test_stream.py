@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,7 +20,7 @@ from jax._src import xla_bridge
 
 from jaxnn.data import arrays, stream
 from jaxnn.types import ConfigError, DataError, Examples
-from tests import shell
+from tests import processes, shell
 
 LENGTH = 11
 BATCH_SIZE = 4
@@ -293,29 +292,25 @@ READ_ON = "while True: next(batches)"
     ),
 )
 def test_workers_end_quietly_with_the_program(ending, signum, status, last):
-    command, pipe = [sys.executable, "-c", PROGRAM + ending], subprocess.PIPE
-    program = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=shell.ROOT, start_new_session=True)
-    try:
-        assert program.stdout.readline() == "reading\n", program.communicate()[1]
+    with processes.started([[sys.executable, "-c", PROGRAM + ending]]) as running:
+        session = running.processes[0].pid
+        running.wait_for("reading\n")
         if signum == signal.SIGINT:
-            os.killpg(program.pid, signum)
+            os.killpg(session, signum)
         elif signum:
-            program.kill()
-        _, errors = program.communicate(timeout=60)
-        assert program.returncode == status
+            running.signal(0, signum)
+        (done,) = running.finish()
+        assert done.status == status
         if signum != signal.SIGKILL:
-            assert errors.strip().splitlines()[-1:] == ([last] if last else []), errors
-            assert errors.count("Traceback") == bool(last)
-            assert "resource_tracker" not in errors and "Exception ignored" not in errors
+            assert done.err.strip().splitlines()[-1:] == ([last] if last else []), done.err
+            assert done.err.count("Traceback") == bool(last)
+            assert "resource_tracker" not in done.err and "Exception ignored" not in done.err
         deadline = time.monotonic() + 20
         with contextlib.suppress(ProcessLookupError):
             while time.monotonic() < deadline:
-                os.killpg(program.pid, 0)
+                os.killpg(session, 0)
                 time.sleep(0.05)
             pytest.fail("a process of the session is left")
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(program.pid, signal.SIGKILL)
 
 
 @pytest.mark.slow

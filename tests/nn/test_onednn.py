@@ -4,10 +4,7 @@ import concurrent.futures
 import ctypes
 import functools
 import importlib
-import os
 import re
-import subprocess
-import sys
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,7 +20,7 @@ from jaxnn import nn
 from jaxnn.observe import implementations
 from jaxnn.parallel import Layout
 from jaxnn.types import ConfigError
-from tests import draws, native
+from tests import draws, native, shell
 from tests.draws import assert_near
 from tests.nn.test_convolution import DENSE, LARGE
 from tests.nn.test_recurrent import sized
@@ -261,8 +258,8 @@ with pytest.raises(test_convolution.ConfigError, match="this CPU has no instruct
 @pytest.mark.slow
 @pytest.mark.parametrize(("instructions", "devices"), [("AVX2", 1), ("SSE41", 4)], ids=["one thread", "threads"])
 def test_fewer_instructions_give_the_same_results(instructions, devices):
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions, "JAX_NUM_CPU_DEVICES": str(devices)}
-    done = subprocess.run([sys.executable, "-c", NARROW], env=environment, capture_output=True, text=True)
+    environment = {"ONEDNN_MAX_CPU_ISA": instructions, "JAX_NUM_CPU_DEVICES": str(devices)}
+    done = shell.python("-c", NARROW, timeout=900, **environment)
     assert done.returncode == 0, done.stderr
 
 
@@ -279,8 +276,7 @@ for row in TABLE:
 
 @pytest.mark.slow
 def test_bits_do_not_depend_on_the_number_of_cores():
-    commands = ([sys.executable, "-c", CORES, cores] for cores in "12")
-    one, two = (subprocess.run(each, capture_output=True, text=True, check=True).stdout for each in commands)
+    one, two = (shell.python("-c", CORES, cores, timeout=900).stdout for cores in "12")
     assert one == two and one.count("\n") == len(TABLE)
 
 

@@ -138,10 +138,6 @@ def gradient(name: str) -> Any:
     return jax.jit(jax.grad(functools.partial(total, row), (0, 1) if takes_floats(row) else (0,)))
 
 
-def tangents_of(arrays: Any) -> Any:
-    return jax.tree.map(lambda leaf: draws.normal(leaf.size, *leaf.shape, dtype=leaf.dtype), arrays)
-
-
 def test_every_layer_has_a_row():
     # Functions that are called by layers, or beside them.
     others = {nn.Policy, nn.partitioned, nn.RMSNorm, nn.dot_general, nn.conv_general_dilated, nn.batch_mask}
@@ -159,7 +155,7 @@ def test_layers_conform(row):
 
 @rows(takes_floats)
 def test_second_derivatives_of_either_order_agree(row):
-    function, tangents = functools.partial(total, row), tangents_of((row.params, row.inputs))
+    function, tangents = functools.partial(total, row), draws.weights((row.params, row.inputs))
 
     def forward(*arrays: Any) -> jax.Array:
         return jax.jvp(function, arrays, tangents)[1]

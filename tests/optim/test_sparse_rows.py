@@ -1,6 +1,5 @@
 """Optimizers that update rows of tables, and wrong arguments of every optimizer, by one table."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from jaxnn.optim import SparseRows, schedules, sparse_rows, value_and_grad_of, v
 from jaxnn.steps import init_train_state, make_train_step
 from jaxnn.types import Batch
 from tests import tiny
+from tests.draws import assert_close
 
 KEY = jax.random.key(0)
 NUM_WORDS, FEATURES = 50, 3
@@ -61,12 +61,6 @@ def step_of(task: jn.Task, optimizer: Any) -> Any:
     return make_train_step(task, optimizer, value_and_grad=value_and_grad_of(optimizer))
 
 
-def assert_close(found: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-7, name: str = "") -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    near = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=atol, err_msg=name)
-    jax.tree.map(near, found, expected)
-
-
 def test_rows_that_count_move_as_under_adam_and_others_not_at_all():
     # Bias-corrected, the first step of Adam is -rate * sign(gradient). In the second, row 0 has no gradient and stays.
     # Row 1 is new at update 2: m = 0.1 g, v = 0.001 g², m / (1 - 0.9²) = 0.1 / 0.19 g = 0.526 g,
@@ -95,7 +89,7 @@ def test_rows_that_count_move_as_under_adam_and_others_not_at_all():
     np.testing.assert_allclose(rows[1], [[-0.3, -0.3], [-0.6, -0.6], [0.0, 0.0]], rtol=1e-6)
     assert rows[2] == 2
     # A row of a dense gradient counts if any of its elements does; if every row counts, it is Adam.
-    assert_close(everywhere, plain)
+    assert_close(everywhere, plain, atol=1e-7)
 
 
 def test_rows_are_summed_by_id():
@@ -177,8 +171,8 @@ def test_gradient_by_rows_equals_the_gradient():
     params = {"table": np.arange(10, dtype=np.float32).reshape(5, 2) / 10, "factor": np.float32(1.5)}
     run = jax.jit(lambda *args: {name: both(lookup, *args) for name, lookup in LOOKUPS.items()})
     for name, ((given, found), (expected_given, expected)) in run(params, np.float32(2.0)).items():
-        assert_close(given, expected_given, name=name)
-        assert_close(found, expected, **({"rtol": 0.02, "atol": 0.02} if "cast" in name else {}), name=name)
+        assert_close(given, expected_given, atol=1e-7, name=name)
+        assert_close(found, expected, **({"tolerance": 0.02} if "cast" in name else {"atol": 1e-7}), name=name)
 
 
 @pytest.mark.several_devices
@@ -200,8 +194,8 @@ def test_value_and_grad_of_an_optimizer_gathers_the_rows_of_devices_that_share_a
     by_device = jax.shard_map(lambda ids: updated(ids, axis_name="data")[1], **specs)
     run = jax.jit(lambda ids: (by_device(ids), updated(ids), updated(ids, plain)))
     shared, alone, dense = run(np.array([1, 3, 3, 0]))
-    assert_close(alone, dense)
-    assert_close(shared, dense[1])
+    assert_close(alone, dense, atol=1e-7)
+    assert_close(shared, dense[1], atol=1e-7)
 
 
 OPTIMIZERS: dict[str, optax.GradientTransformation] = {
@@ -244,7 +238,7 @@ def test_updates_by_rows_equal_their_definition(name):
     optimizer = OPTIMIZERS[name]
     ways = value_and_grad_of(optimizer), jax.value_and_grad
     (state, tables), expected = jax.jit(lambda start: [train(optimizer, start, way) for way in ways])(START)
-    assert_close((state, tables), expected, rtol=1e-2 if name == "narrow moments" else 1e-4, atol=1e-6)
+    assert_close((state, tables), expected, 1e-2 if name == "narrow moments" else 1e-4, atol=1e-6)
     # Rows without a gradient keep their bits; neither padding nor momentum moves one.
     assert set(np.flatnonzero((tables[0] != tables[-1]).any(axis=1))) == SEEN
     assert np.ptp(tables[2:, 0], axis=0).max() == 0
@@ -256,7 +250,7 @@ def test_vmap_and_clipping_give_the_same():
     by_rows = jax.vmap(lambda start: train(optimizer, start, value_and_grad_of(optimizer)))
     run = jax.jit(lambda starts, start: (by_rows(starts), train(optimizer, start, jax.value_and_grad)))
     found, expected = run(starts, START)
-    assert_close(jax.tree.map(lambda leaf: leaf[1], found), expected, rtol=1e-4, atol=1e-6)
+    assert_close(jax.tree.map(lambda leaf: leaf[1], found), expected, 1e-4, atol=1e-6)
 
 
 def on_tables(optimizer: optax.GradientTransformation) -> set[str]:

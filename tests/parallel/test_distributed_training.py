@@ -161,12 +161,8 @@ chooser = STRATEGIES["data"]._replace(name="chooser", choose=lambda mesh, shapes
 
 
 @pytest.mark.slow
-def test_batches_sharded_along_two_axes_train_as_on_one_device():
-    assert tiny.fit(wide(), strategy=two_axes, mesh="data=2,more=2").summary.metrics == expected()
-
-
-@pytest.mark.slow
 def test_own_strategies_are_chosen_recorded_and_resumed_and_train_as_on_one_device(tmp_path):
+    assert tiny.fit(wide(), strategy=two_axes, mesh="data=2,more=2").summary.metrics == expected()
     run = tiny.fit(wide(num_steps=10), tmp_path, strategy=chooser, devices=2)
     kernel, moment = (tree["out"] for tree in (run.state.params, run.state.opt_state[0].trace))
     assert kernel.sharding.is_fully_replicated and moment.sharding.spec == P("data", None)
@@ -385,10 +381,6 @@ BATCH_SIZE, NUM_STEPS = 8, 10
 SIZES = {"train": 240, "val": 40}
 
 
-def mirror(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
-    return image[:, ::-1] if rng.random() < 0.5 else image
-
-
 def streamed(root: str, strategy: str) -> tuple[list[dict[str, float]], dict[str, list[int]]]:
     """The reports of a run on streamed images without what depends on the clock, and the images that it opened."""
     opened: dict[str, list[int]] = {split: [] for split in SIZES}
@@ -399,6 +391,7 @@ def streamed(root: str, strategy: str) -> tuple[list[dict[str, float]], dict[str
             opened[path.parent.parent.name].append(int(path.stem))
 
     sys.addaudithook(note)
+    mirror = lambda rng, image: image[:, ::-1] if rng.random() < 0.5 else image  # noqa: E731
     data = jn.data.image_folder(root, (4, 4), stream=True, augment=mirror, num_workers=0)
     experiment = tiny.experiment(data=data, model=MLP((5, 2)), num_steps=NUM_STEPS, batch_size=BATCH_SIZE)
     run = tiny.fit(experiment, strategy=strategy, eval_every=5, eval_batch_size=BATCH_SIZE)

@@ -24,16 +24,6 @@ def make_state(step: int = 0, width: int = 3) -> TrainState:
     return jax.device_put(TrainState(np.int32(step), params, {}, opt_state, jax.random.key(7)))
 
 
-def assert_equal(found: Any, expected: Any) -> None:
-    """The same tree of the same bits in the same dtypes."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert left.dtype == right.dtype
-        if jnp.issubdtype(left.dtype, jax.dtypes.prng_key):
-            left, right = jax.random.key_data(left), jax.random.key_data(right)
-        np.testing.assert_array_equal(np.asarray(left, np.float64), np.asarray(right, np.float64))
-
-
 def contents(path: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 

@@ -24,9 +24,10 @@ import jaxnn as jn
 from jaxnn.parallel import make_layout
 from jaxnn.record import Checkpoints, find_damage
 from jaxnn.types import RecordError, TrainState
-from tests import shell, tiny
-from tests.record.files import assert_equal, flip, make_state
+from tests import draws, shell, tiny
+from tests.record.files import flip, make_state
 
+assert_equal = functools.partial(draws.assert_close, tolerance=0.0)
 OPTIMIZERS = {
     "chain with a schedule": optax.chain(optax.clip(1.0), optax.sgd(optax.linear_schedule(1.0, 0.0, 9), 0.9)),
     "two in one": optax.multi_transform(
@@ -172,7 +173,7 @@ def test_states_that_do_not_fit_are_named_in_one_line(run_dir, tmp_path):
             assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
 
 
-def test_errors_name_the_path_and_the_fix(tmp_path, monkeypatch):
+def test_errors_name_the_path_and_the_fix(tmp_path):
     (tmp_path / "file").write_text("mine")
     jn.save_checkpoint(tmp_path / "state", {"w": np.ones(2)})
     before = jn.load_checkpoint(tmp_path / "state")
@@ -186,10 +187,6 @@ def test_errors_name_the_path_and_the_fix(tmp_path, monkeypatch):
     ):
         with pytest.raises(RecordError, match=words):
             call()
-    # An array of one process must not be saved by several; `tests/parallel` saves in two.
-    with monkeypatch.context() as patched, pytest.raises(RecordError, match="a.w to .* only on devices of process 0"):
-        patched.setattr(jax, "process_count", lambda: 2)
-        jn.save_checkpoint(new, {"a": {"host": np.ones(2), "w": jnp.ones(2)}})
     assert_equal(jn.load_checkpoint(tmp_path / "state"), before)
     assert not new.exists()
 

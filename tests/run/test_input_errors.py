@@ -55,6 +55,7 @@ EXPERIMENTS: list[tuple[str, dict[str, Any]]] = [
     (r"experiment's task gave a MLP: .* jn\.tasks\.classification", {"task": lambda config: jn.models.MLP((3,))}),
     ("experiment's optimizer gave a float: .* Optax", {"optimizer": lambda config: 0.1}),
     ("optimizer, for 'bias', gave a float", {"optimizer": lambda config: {"kernel": optax.sgd(0.1), "bias": 0.1}}),
+    ("the label 2 .*renumber the labels", {"task": lambda config: jn.tasks.binary_classification(NARROW)}),
     ("the model failed without inputs", {"data": lambda: EMPTY}),
     ("model takes no dict, .*TableMLP", on({"numbers": INPUTS}, LABELS, task=LAYERS)),
     (r"targets in a pair, arrays\(\(inputs, targets\)\)", {"data": lambda: jn.data.arrays(INPUTS, LABELS)}),

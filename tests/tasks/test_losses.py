@@ -293,12 +293,6 @@ def test_what_does_not_fit_is_named(call, words):
         call()
 
 
-def test_labels_that_are_no_class_are_named_before_training():
-    first_logit = tiny.init, lambda params, inputs: tiny.apply(params, inputs)[:, 0]
-    with pytest.raises(DataError, match=r"label 2 .*renumber the labels"):
-        tiny.fit(tiny.experiment(task=lambda config: binary_classification(first_logit)))
-
-
 def test_a_state_of_another_class_is_refused():
     params, state = as_model(lambda rngs: nnx.Linear(3, 3, rngs=rngs))[0](KEY, INPUTS)
     wider, other = (lambda rngs: nnx.Linear(3, 4, rngs=rngs)), (lambda rngs: nnx.LayerNorm(3, rngs=rngs))
