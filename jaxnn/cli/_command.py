@@ -11,17 +11,10 @@ from typing import Any
 import tyro
 
 from jaxnn import sweeps
+from jaxnn._text import any_text, format_bytes, format_split, text_table
 from jaxnn.cli._process import exit_on_user_error
 from jaxnn.cli._script import main, only_compile
-from jaxnn.observe import (
-    any_text,
-    describe_devices,
-    format_bytes,
-    known_faults,
-    missing_gpu,
-    printable,
-    text_table,
-)
+from jaxnn.observe import describe_devices, known_faults, missing_gpu
 from jaxnn.record import (
     draw_curves,
     final_metrics,
@@ -30,8 +23,8 @@ from jaxnn.record import (
     read_recorded,
     write_bytes,
 )
-from jaxnn.run import format_split, open_run
-from jaxnn.types import ConfigError, Experiment, JaxnnError, RecordError, named_object
+from jaxnn.run import open_run
+from jaxnn.types import ConfigError, Experiment, JaxnnError, RecordError, named_object, printable
 
 
 @any_text()

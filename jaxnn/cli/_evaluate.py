@@ -9,7 +9,7 @@ from typing import Any
 
 import tyro
 
-from jaxnn.observe import Table
+from jaxnn._text import Table
 from jaxnn.record import is_sweep, jsonable
 from jaxnn.run import Run, open_run
 from jaxnn.sweeps import Sweep, open_sweep, show_field

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import jax
 
-from jaxnn.observe import cpu_count, drop_output, flush_output, is_of_output, printable, say_error
+from jaxnn._signals import RESUMABLE, interruptible, leave
+from jaxnn._text import drop_output, flush_output, is_of_output, say_error
+from jaxnn.observe import cpu_count
 from jaxnn.parallel import EXPLICIT, LOST_AFTER, START_TIMEOUT, Place, detect_place, joined
-from jaxnn.run import RESUMABLE, interruptible, leave
-from jaxnn.types import ConfigError, JaxnnError, LostError, TrainingError, check_int
+from jaxnn.types import ConfigError, JaxnnError, LostError, TrainingError, check_int, printable
 
 FAILED = 1
 BAD_INPUT = 2

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxnn import observe
+from jaxnn._text import format_bytes
 from jaxnn.engine import _pure
 from jaxnn.engine._feed import Piece, evaluation_pieces
 from jaxnn.engine._prediction import make_predict, metrics_of_outputs
@@ -114,8 +115,8 @@ class Programs:
         free = observe.available_bytes(jax.local_devices(backend="cpu")[0])
         if free is not None and needed > free:
             raise TrainingError(
-                f"the states of {self.num_members} members take {observe.format_bytes(needed)} of the host's memory "
-                f"while they are made, and {observe.format_bytes(free)} are free: sweep fewer at a time, as with "
+                f"the states of {self.num_members} members take {format_bytes(needed)} of the host's memory "
+                f"while they are made, and {format_bytes(free)} are free: sweep fewer at a time, as with "
                 "shard='1/4'."
             )
         init = self._program(_pure.Initialise(count := self._init_count), "start")
@@ -154,10 +155,10 @@ class Programs:
         sizes["temporary arrays"] = copies * max(map(observe.temporary_bytes, made), default=0)
         free, needed = broadcast_from_primary(lambda: observe.available_bytes(layout.device)), sum(sizes.values())
         if free is not None and needed > free:
-            listed = ", ".join(f"{name} {observe.format_bytes(size)}" for name, size in sizes.items() if size)
+            listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size)
             raise TrainingError(
-                f"training does not fit in memory: it takes {observe.format_bytes(needed)} ({listed}), and "
-                f"{observe.format_bytes(free)} are free: make the model or the batch smaller, or use more devices with "
+                f"training does not fit in memory: it takes {format_bytes(needed)} ({listed}), and "
+                f"{format_bytes(free)} are free: make the model or the batch smaller, or use more devices with "
                 "strategy='fsdp'."
             )
 

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxnn._text import format_bytes
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._states import Shape, arrange, shape_of
 from jaxnn.engine._windows import Plan, near_divisor, typical_window
-from jaxnn.observe import available_bytes, format_bytes
+from jaxnn.observe import available_bytes
 from jaxnn.parallel import broadcast_from_primary
 from jaxnn.types import TrainingError
 

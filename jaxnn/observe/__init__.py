@@ -1,5 +1,6 @@
 """Instruments: clocks, compilations, memory, devices, placement, precision, implementations, throughput, tables."""
 
+from jaxnn._text import text_table
 from jaxnn.observe._clock import Clock, Throughput, steady_throughput
 from jaxnn.observe._compiler_options import given_up, known_faults
 from jaxnn.observe._equations import equations
@@ -11,22 +12,10 @@ from jaxnn.observe._machine import (
     describe_devices,
     device_kind,
     device_name,
-    format_bytes,
     missing_gpu,
     nbytes,
     observe_placement,
     peak_memory_bytes,
-)
-from jaxnn.observe._printing import (
-    Table,
-    any_text,
-    drop_output,
-    flush_output,
-    is_of_output,
-    printable,
-    say_error,
-    short_path,
-    text_table,
 )
 from jaxnn.observe._programs import (
     Compilation,

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from jaxnn._compat import UNOPENED
+from jaxnn._text import format_bytes
 from jaxnn.types import ConfigError, PyTree, cpu_count, on_one_line
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "jaxnn")
@@ -155,15 +156,6 @@ def available_bytes(device: jax.Device) -> int | None:
     if limit != resource.RLIM_INFINITY and taken.exists():
         known.append(limit - int(taken.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE"))
     return max(0, min(known)) if known else None
-
-
-def format_bytes(num_bytes: float) -> str:
-    """``512 B``, ``1.5 KiB``, ``2.0 MiB``, up to TiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if round(num_bytes, 1) < 1024:
-            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,7 @@ import functools
 import hashlib
 import itertools
 import math
-import os
 import re
-import signal
 import sys
 import threading
 import time
@@ -23,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from jaxnn._signals import INTERRUPTED, leave
 from jaxnn.observe._compiler_options import CompilerOptions, compile_with, compiler_options, computes_in_tf32
 from jaxnn.observe._equations import constants_and_carries, equations
 
@@ -397,7 +396,5 @@ def compiled_in_threads(programs: Sequence[Lowered]) -> list[Any]:
 def _end_of_compilation(found: Sequence[concurrent.futures.Future[Any]]) -> None:
     """Ends an interpreter that Ctrl-C ends without waiting; another one waits, as XLA must not run after it."""
     if isinstance(getattr(sys, "last_exc", None), KeyboardInterrupt):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(128 + signal.SIGINT)
+        leave(INTERRUPTED)
     concurrent.futures.wait(found)

@@ -13,9 +13,10 @@ from jax.experimental import topologies
 
 from jaxnn import engine, parallel
 from jaxnn._compat import tracing_for
+from jaxnn._text import Table, format_bytes
 from jaxnn.data import steps_per_epoch
 from jaxnn.nn import collect_reasons
-from jaxnn.observe import Table, Work, available_bytes, format_bytes, nbytes, work_of
+from jaxnn.observe import Work, available_bytes, nbytes, work_of
 from jaxnn.plans._cards import Card, card_here, find_card
 from jaxnn.types import ConfigError, Experiment, Splits, check_int
 

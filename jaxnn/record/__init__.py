@@ -68,15 +68,7 @@ from jaxnn.record._run_directory import (
     write_json,
 )
 from jaxnn.record._schemas import FORMAT
-from jaxnn.record._state_files import (
-    as_key_like,
-    find_damage,
-    first_line,
-    is_key,
-    preload_orbax,
-    read_file,
-    save_checkpoint,
-)
+from jaxnn.record._state_files import as_key_like, find_damage, is_key, preload_orbax, read_file, save_checkpoint
 from jaxnn.record._trackers import TRACKERS, MLflow, TensorBoard, WandB
 from jaxnn.record._weights import load_weights, needs_extra, save_weights
 

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxnn.observe import format_bytes, nbytes
+from jaxnn._text import first_line, format_bytes
+from jaxnn.observe import nbytes
 from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.record import _state_files as disk
 from jaxnn.record._metric_log import LogDigest
@@ -240,7 +241,7 @@ def _read_state(checkpoint: Path, like: PyTree) -> PyTree:
         found = disk.read_tree(checkpoint / disk.ITEM if in_run else checkpoint, like._asdict() if is_named else like)
     except disk.UNREADABLE as error:
         raise RecordError(
-            f"{checkpoint} does not hold a state like the requested one ({disk.first_line(error)}): load it with the "
+            f"{checkpoint} does not hold a state like the requested one ({first_line(error)}): load it with the "
             "model and optimizer it was saved with."
         ) from error
     return type(like)(**found) if is_named else found

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn._compat import configure_orbax_logging
+from jaxnn._text import first_line
 from jaxnn.parallel import PINNED, broadcast_from_primary, fetching, is_primary
 from jaxnn.record._schemas import CHECKPOINT, parse
 from jaxnn.types import JaxnnError, PyTree, RecordError
@@ -348,11 +349,6 @@ def sync(path: Path | str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the name of its class if it has none."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 @contextlib.contextmanager

@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jaxnn.observe import Clock, any_text, drop_output, printable, say_error, text_table
+from jaxnn._text import any_text, drop_output, say_error, text_table
+from jaxnn.observe import Clock
 from jaxnn.parallel import is_primary
+from jaxnn.types import printable
 
 # Plain output goes to files and logs: a line now and then, not one per window.
 SECONDS_BETWEEN_REPORTS = {"plain": 1.0, "bar": 0.1, "notebook": 0.1}

@@ -18,8 +18,10 @@ import optax
 
 from jaxnn import data as sources
 from jaxnn import engine, tasks
+from jaxnn._signals import interruptible
+from jaxnn._text import short_path
 from jaxnn.engine import RunOptions
-from jaxnn.observe import Clock, short_path
+from jaxnn.observe import Clock
 from jaxnn.parallel import computing_on
 from jaxnn.record import metrics_of
 from jaxnn.run._display import Display, open_display
@@ -27,7 +29,6 @@ from jaxnn.run._probes import call_probes
 from jaxnn.run._record import Session, open_session
 from jaxnn.run._report import NAME_WIDTH, Report, startup_report
 from jaxnn.run._run import Run, as_run, run_of
-from jaxnn.run._signals import interruptible
 from jaxnn.run._watchdog import watching
 from jaxnn.types import ENDLESS, ConfigError, Experiment, Splits, Task, TrainingError, TrainState, nearest
 

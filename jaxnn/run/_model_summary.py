@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from jaxnn import engine
+from jaxnn._text import Table, format_bytes
 from jaxnn.data import steps_per_epoch
-from jaxnn.observe import Table, format_bytes, nbytes, product_flops
+from jaxnn.observe import nbytes, product_flops
 from jaxnn.types import Batch, Experiment, Task, TrainState, check_int
 
 type _Path = tuple[str, ...]

@@ -11,15 +11,9 @@ from typing import Any
 
 from jaxnn import engine, parallel
 from jaxnn import record as records
+from jaxnn._text import short_path
 from jaxnn.engine import RunOptions
-from jaxnn.observe import (
-    Clock,
-    compile_totals,
-    given_up,
-    peak_memory_bytes,
-    short_path,
-    steady_throughput,
-)
+from jaxnn.observe import Clock, compile_totals, given_up, peak_memory_bytes, steady_throughput
 from jaxnn.run._display import Display
 from jaxnn.run._report import NAME_WIDTH, Summary, device_rows
 from jaxnn.run._resume import FIXED, check_checkpoint, check_same_config, continued_options

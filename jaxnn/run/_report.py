@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 
+from jaxnn._text import format_bytes, format_rate, format_split
 from jaxnn.engine import Stall, Trainer
 from jaxnn.nn import onednn_missing, platform
-from jaxnn.observe import Throughput, cpu_count, device_kind, format_bytes, missing_gpu
+from jaxnn.observe import Throughput, cpu_count, device_kind, missing_gpu
 from jaxnn.parallel import find_devices
 from jaxnn.run._watchdog import spoken
 
@@ -190,14 +191,3 @@ class Summary:
             stalled = spoken(sum(stall.seconds for stall in self.stalls))
             rows.append(("stalled", f"{times}, {stalled} in all ({places})"))
         return rows
-
-
-def format_split(seconds: Mapping[str, float]) -> str:
-    """``train 1.20 s, evaluation 0.10 s``: spans of at least 5 ms, longest first."""
-    parts = sorted(seconds.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {value:.2f} s" for name, value in parts if value >= 0.005) or "0.00 s"
-
-
-def format_rate(rate: float) -> str:
-    """``12.3``, ``4,560``: three digits or an integer."""
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

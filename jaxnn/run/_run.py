@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from jaxnn import engine, record
-from jaxnn.observe import Clock, Table, Throughput, describe_devices, short_path, text_table
+from jaxnn._text import Table, short_path, text_table
+from jaxnn.observe import Clock, Throughput, describe_devices
 from jaxnn.parallel import Layout, make_layout, process_count
 from jaxnn.run._confusion_matrix import ConfusionMatrix, count_confusions
 from jaxnn.run._export import export_model

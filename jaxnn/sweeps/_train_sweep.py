@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxnn import run as runs
+from jaxnn._signals import Interruption, interruptible
+from jaxnn._text import format_rate, short_path
 from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, closing_writers, continued_facts, train
-from jaxnn.observe import Clock, short_path
+from jaxnn.observe import Clock
 from jaxnn.parallel import computing_on
 from jaxnn.record import WriterFacts, Writers, check_vacant, create_run_dir, open_record, preload_orbax
 from jaxnn.search import Halving, Points
@@ -37,7 +39,7 @@ def sweep_here(
     """Trains the members in this process."""
     clock = Clock()
     with contextlib.ExitStack() as around:
-        interruption = around.enter_context(runs.interruptible())
+        interruption = around.enter_context(interruptible())
         around.enter_context(computing_on(options.device))
         before = None
         if options.resume is not None:
@@ -111,7 +113,7 @@ class SweepRun:
         self,
         plan: SweepPlan,
         record: SweepRecord,
-        interruption: runs.Interruption,
+        interruption: Interruption,
         display: runs.Display,
         writers: Writers,
     ) -> None:
@@ -210,7 +212,7 @@ class SweepRun:
             value, point = (max if self.higher_is_better else min)(finite, key=operator.itemgetter(0))
             extreme = f"{'highest' if self.higher_is_better else 'lowest'} {self.monitored.replace('_', ' ')}"
             numbers += f"; {extreme} now {value:.4g} ({show_point(point)})"
-        title, rates = f"{place}step {window.step}", f"{runs.format_rate(num_updates / window.seconds)} member-steps/s"
+        title, rates = f"{place}step {window.step}", f"{format_rate(num_updates / window.seconds)} member-steps/s"
         report = SweepReport(done, done + left, title, numbers, rates, window.evaluated or left == 0)
         with self.interruption.stopping_if_unread():
             self.display.report(report)

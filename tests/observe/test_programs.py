@@ -21,7 +21,8 @@ from jax.sharding import PartitionSpec
 
 import jaxnn as jn
 from jaxnn import observe
-from jaxnn.observe import Clock, Table, lower_ahead, product_dtypes, text_table
+from jaxnn._text import Table, format_bytes
+from jaxnn.observe import Clock, lower_ahead, product_dtypes, text_table
 from jaxnn.types import ConfigError
 from tests import shell
 
@@ -164,7 +165,7 @@ def test_tables_are_aligned_and_escaped():
     assert text_table(rows, header) == "name    x\na\nlonger  <b>|", "without trailing spaces"
     noted = Table(header, rows, ["a note"])
     assert repr(noted).endswith("\na note") and noted._repr_html_().endswith("<p>a note</p>")
-    assert observe.format_bytes(1024**2 - 1) == "1.0 MiB", "1023.999 KiB rounds up to the next unit"
+    assert format_bytes(1024**2 - 1) == "1.0 MiB", "1023.999 KiB rounds up to the next unit"
     assert "&lt;b&gt;" in noted._repr_html_() and "<b>" not in Table(None, rows)._repr_html_()
 
 

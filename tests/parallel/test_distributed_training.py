@@ -23,10 +23,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxnn as jn
+from jaxnn._signals import RESUMABLE
 from jaxnn.models import MLP
 from jaxnn.observe import nbytes
 from jaxnn.parallel import SINGLE_DEVICE, STRATEGIES, Layout, Strategy, fetching, find_strategy, make_layout
-from jaxnn.run import RESUMABLE
 from jaxnn.types import PyTree, TrainState
 from tests import draws, processes, several, tiny
 from tests.processes import Started, free_port, started
