@@ -2,7 +2,8 @@
 
 ``jax.distributed`` is public, but the client of its coordination service, whose key-value store lets processes agree
 without a device, is not; neither is the detection of a cluster apart from the start. Only runs of several processes
-import them. Orbax logs errors that it also raises, and has no option against that.
+import them. Orbax logs errors that it also raises, and has no option against that. `needs_extra` is for libraries that
+are installed on demand.
 """
 
 import contextlib
@@ -22,6 +23,17 @@ from jaxnn.types import ConfigError
 TARGET = jax.make_user_context(None)
 # Raised by JAX if it cannot open a device; the latter if JAX_PLATFORMS leaves it none.
 UNOPENED = (RuntimeError, AssertionError)
+
+
+@contextlib.contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Turns a failed import of the libraries of an ``extra`` into a ConfigError with the command that installs them."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f'{what} needs {error.name or extra}, which is not installed: pip install "jaxnn[{extra}]".'
+        ) from error
 
 
 def target_device() -> Any:

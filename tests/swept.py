@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxnn.record import FORMAT, json_line, write_json
+from jaxnn._disk import write_json
+from jaxnn._json import json_line
+from jaxnn.record import FORMAT
 from jaxnn.search import grid
 from jaxnn.sweeps import Sweep, open_sweep
 from tests import tiny

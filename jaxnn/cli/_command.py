@@ -11,18 +11,14 @@ from typing import Any
 import tyro
 
 from jaxnn import sweeps
+from jaxnn._disk import write_bytes
+from jaxnn._figures import draw_curves
+from jaxnn._report_lines import final_metrics
 from jaxnn._text import any_text, format_bytes, format_split, text_table
 from jaxnn.cli._process import exit_on_user_error
 from jaxnn.cli._script import main, only_compile
 from jaxnn.observe import describe_devices, known_faults, missing_gpu
-from jaxnn.record import (
-    draw_curves,
-    final_metrics,
-    find_records,
-    is_sweep,
-    read_recorded,
-    write_bytes,
-)
+from jaxnn.record import find_records, is_sweep, read_recorded
 from jaxnn.run import open_run
 from jaxnn.types import ConfigError, Experiment, JaxnnError, RecordError, named_object, printable
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import tyro
 
+from jaxnn._json import jsonable
 from jaxnn._text import Table
-from jaxnn.record import is_sweep, jsonable
+from jaxnn.record import is_sweep
 from jaxnn.run import Run, open_run
 from jaxnn.sweeps import Sweep, open_sweep, show_field
 from jaxnn.types import Experiment

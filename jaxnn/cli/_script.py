@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
+from jaxnn._json import check_same_config, config_from_json, leaf_fields
 from jaxnn._signals import INTERRUPTED, RESUMABLE
 from jaxnn._text import any_text, drop_output, is_of_output
 from jaxnn.cli import _process
 from jaxnn.engine import RunOptions, with_changes
-from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_recorded, read_run
-from jaxnn.run import ModelSummary, Run, check_same_config, continued_names, fit, model_summary, open_run
+from jaxnn.record import is_sweep, read_recorded, read_run
+from jaxnn.run import ModelSummary, Run, continued_names, fit, model_summary, open_run
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment, suggest
 
 if TYPE_CHECKING:

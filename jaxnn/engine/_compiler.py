@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxnn import observe
+from jaxnn._fingerprints import data_fingerprint, program_fingerprint, text_fingerprint
 from jaxnn._text import format_bytes
 from jaxnn.engine import _pure
 from jaxnn.engine._feed import Piece, evaluation_pieces
@@ -20,7 +21,6 @@ from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, 
 from jaxnn.engine._windows import TrainProgram
 from jaxnn.nn import collect_reasons, partition_specs
 from jaxnn.parallel import Layout, broadcast_from_primary, process_count, shardings_of
-from jaxnn.record import data_fingerprint, program_fingerprint, text_fingerprint
 from jaxnn.steps import Totals, make_evaluate_step
 from jaxnn.tasks import derived_metrics
 from jaxnn.types import ENDLESS, Array, Batch, ConfigError, Examples, Source, Splits, Task, TrainingError, TrainState

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxnn import record as records
+from jaxnn._json import config_json
 from jaxnn.engine._options import RunOptions, recorded_options
 from jaxnn.engine._trainer import RUNNING, Trainer
 from jaxnn.observe import compile_totals, describe_devices
@@ -152,7 +153,7 @@ def _process_facts(experiment: Experiment[Any], options: RunOptions, script: Map
     """What a process that starts or resumes a population decides."""
     return {
         "status": RUNNING,
-        "config": records.config_json(experiment.config),
+        "config": config_json(experiment.config),
         "options": recorded_options(options),
         "devices": describe_devices(),
         "jax_flags": records.jax_flags(),

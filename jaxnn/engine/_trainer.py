@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn import record as records
+from jaxnn._report_lines import final_metrics, metrics_of, reports_by_member
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._options import RunOptions, named_probes, stopping_rule
 from jaxnn.engine._states import HostStates, Shape, host_shapes, shape_of
@@ -49,7 +50,7 @@ class MemberLog:
     @property
     def final(self) -> dict[str, float]:
         """The last value of each metric."""
-        return records.final_metrics(self.lines)
+        return final_metrics(self.lines)
 
     def values(self, metric: str) -> list[float]:
         """A metric at every line that has it, oldest first."""
@@ -212,7 +213,7 @@ class Trainer:
             return lines, damage
 
         lines, damage = broadcast_from_primary(rewound)
-        reports = records.reports_by_member(lines)
+        reports = reports_by_member(lines)
         for log in self.logs:
             log.lines = reports[log.number]
         known = (line.get("elapsed") for line in lines)
@@ -285,7 +286,7 @@ class Trainer:
                 self.logs[0].error = f"the parameters are no longer finite after step {step}"
                 return
             elif self.logs[0].lines and self.logs[0].step == step:
-                metrics = records.metrics_of(self.logs[0].lines[-1])
+                metrics = metrics_of(self.logs[0].lines[-1])
             self.writers.flush()
             self.checkpoints.save(step, self.state, metrics, self._reported)
             self._saved_at = time.perf_counter()

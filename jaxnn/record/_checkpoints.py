@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxnn._disk import refusals, sync
 from jaxnn._text import first_line, format_bytes
 from jaxnn.observe import nbytes
 from jaxnn.parallel import broadcast_from_primary, is_primary
@@ -99,7 +100,7 @@ class Checkpoints:
         """Completes a checkpoint, then removes old ones; runs in the thread, on copies in host memory."""
         with self._refusals(step):
             for path in (log.file, log.file.parent) if log is not None and is_primary() else ():
-                disk.sync(path)
+                sync(path)
             complete()
             if not is_primary():
                 return
@@ -136,7 +137,7 @@ class Checkpoints:
         return True
 
     def _refusals(self, step: int) -> contextlib.AbstractContextManager[None]:
-        return disk.refusals(
+        return refusals(
             f"the checkpoint of step {step} could not be written to {self.folder}",
             " or choose another --run-dir; older checkpoints are intact.",
         )
@@ -182,7 +183,7 @@ class Checkpoints:
             aside = self.folder / DAMAGED
             names = (f"{step}-{number}" if number > 1 else f"{step}" for number in itertools.count(1))
             subject = f"the damaged checkpoint of step {step} in {self.folder} cannot be moved aside"
-            with disk.refusals(subject, ", or move or delete it."):
+            with refusals(subject, ", or move or delete it."):
                 aside.mkdir(exist_ok=True)
                 free = next(aside / name for name in names if not os.path.lexists(aside / name))
                 return str((self.folder / f"{step}").rename(free))

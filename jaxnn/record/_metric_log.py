@@ -10,10 +10,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from jaxnn._disk import write_bytes
+from jaxnn._figures import draw_picture
+from jaxnn._json import numbers
 from jaxnn.parallel import is_primary
-from jaxnn.record._plots import draw_picture
-from jaxnn.record._record_reader import numbers, read_bytes
-from jaxnn.record._run_directory import METRICS_FILE, Record, write_bytes
+from jaxnn.record._record_reader import read_bytes
+from jaxnn.record._run_directory import METRICS_FILE, Record
 from jaxnn.types import ConfigError, RecordError, warn
 
 type Line = dict[str, Any]

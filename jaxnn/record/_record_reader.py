@@ -1,22 +1,21 @@
 """Readers of records: a run, a sweep or a member of it, or all of them below a folder; every field is checked."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxnn._disk import read_file
+from jaxnn._fingerprints import text_fingerprint
+from jaxnn._json import numbers
+from jaxnn._report_lines import reports_by_member
 from jaxnn.parallel import SINGLE_DEVICE
-from jaxnn.record._provenance import text_fingerprint
 from jaxnn.record._run_directory import FOLDER, METRICS_FILE, RECORD_FILE, check_name, is_locked
-from jaxnn.record._schemas import LINE, MEMBER, NAMES, RECORD, parse
-from jaxnn.record._state_files import read_file
+from jaxnn.record._schemas import LINE, MEMBER, RECORD, parse
 from jaxnn.types import RecordError, check_int
 
 MEMBERS_FILE = "members.jsonl"  # of a sweep
 GROUPS = "groups"  # the folder of the checkpoints of a sweep, by group
 SHARDS = f"shards/*/{RECORD_FILE}"  # in the directory of a sweep without a `record.json` of its own
-# The keys of a line that are no metrics; those have the name of their split, or of a probe, in front.
-NO_METRICS = ("step", "member", "seconds", "steps_per_second", "examples_per_second", "elapsed")
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -222,26 +221,3 @@ def _age(path: Path) -> tuple[str, str]:
         except RecordError:
             continue
     return "", path.name
-
-
-def numbers(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the names of NaN and infinities to floats."""
-    return {key: float(value) if value in NAMES else value for key, value in line.items()}
-
-
-def final_metrics(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The last value of each metric in the lines of ``metrics.jsonl``, oldest first."""
-    return {name: value for line in lines for name, value in metrics_of(line).items()}
-
-
-def metrics_of(line: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics in a line of ``metrics.jsonl``."""
-    return {name: value for name, value in line.items() if name not in NO_METRICS}
-
-
-def reports_by_member(lines: Iterable[Mapping[str, Any]]) -> defaultdict[int, list[dict[str, Any]]]:
-    """The ``lines`` of ``metrics.jsonl`` by their column ``member``, and without it; none for other members."""
-    reports = defaultdict[int, list[dict[str, Any]]](list)
-    for line in lines:
-        reports[line["member"]].append({name: line[name] for name in line if name != "member"})
-    return reports

@@ -2,20 +2,16 @@
 
 import dataclasses
 import fcntl
-import json
-import math
 import os
 import secrets
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
-from jaxnn.record._state_files import refusals
+from jaxnn._disk import make_room, refusals, write_bytes, write_json
+from jaxnn._json import json_line
 from jaxnn.types import RecordError
 
 RECORD_FILE = "record.json"
@@ -170,55 +166,3 @@ def _busy(path: Path) -> RecordError:
     return RecordError(
         f"another process is writing the run directory {path}: wait for it, or choose another --run-dir."
     )
-
-
-def make_room(folder: Path) -> None:
-    """Creates ``folder`` and tests that it is writable, before a long computation; RecordError if it is not."""
-    with refusals(f"{folder} cannot be written"):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-
-
-def write_json(path: Path, content: Mapping[str, Any] | list[Any]) -> None:
-    """Replaces ``path`` by ``content`` as JSON, atomically."""
-    write_bytes(path, f"{json.dumps(jsonable(content), indent=2, allow_nan=False)}\n".encode())
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replaces ``path`` by ``content`` atomically; RecordError if the disk refuses, and ``path`` is unchanged."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with refusals(f"{path} cannot be written"):
-        try:
-            temporary.unlink(missing_ok=True)  # of a process that was killed, or a link out of the folder
-            with temporary.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def json_line(content: Mapping[str, Any]) -> str:
-    """Formats one line of ``metrics.jsonl``."""
-    return json.dumps(jsonable(content), allow_nan=False) + "\n"
-
-
-def jsonable(value: Any) -> Any:
-    """Converts ``value`` to JSON's types; NaN and infinities, which JSON lacks, become their names."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, bool | int | str | None):
-        return value
-    if not isinstance(value, float):  # numbers are most of what there is
-        if isinstance(value, Mapping):
-            return {str(key): jsonable(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [jsonable(item) for item in value]
-        if isinstance(value, Path):
-            return str(value)
-        if dataclasses.is_dataclass(value):  # a swept field's
-            return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    number = float(value)
-    return number if math.isfinite(number) else str(number)

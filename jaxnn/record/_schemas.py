@@ -5,6 +5,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from jaxnn._json import NAMES
+
 
 class Span(NamedTuple):
     """A number of a record: how errors call it, and its range."""
@@ -23,7 +25,6 @@ class Span(NamedTuple):
 
 
 FORMAT = "jaxnn record 2"  # version 1 had other files for a run and for a sweep
-NAMES = ("nan", "inf", "-inf")
 MOST = sys.float_info.max
 MOST_DIGITS = sys.float_info.max_10_exp  # a whole number with as many digits is within the range of floats
 COUNT, POSITIVE = Span("a whole number from 0", 0, 2**31 - 1), Span("a whole number from 1", 1, 2**31 - 1)

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from jaxnn._disk import write_json
 from jaxnn.record._metric_log import WriterFacts
 from jaxnn.record._record_reader import read_bytes, read_metrics, read_record
-from jaxnn.record._run_directory import FOLDER, new_run_dir, write_json
+from jaxnn.record._run_directory import FOLDER, new_run_dir
 from jaxnn.record._schemas import IDS, parse
 from jaxnn.types import ConfigError, RecordError
 

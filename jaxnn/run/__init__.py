@@ -8,7 +8,7 @@ from jaxnn.run._fit import fit, iterate, train
 from jaxnn.run._model_summary import ModelSummary, model_summary
 from jaxnn.run._record import file_name_of
 from jaxnn.run._report import NAME_WIDTH, device_rows, speed_hint
-from jaxnn.run._resume import check_same_config, continued_names, continued_options
+from jaxnn.run._resume import continued_names, continued_options
 from jaxnn.run._run import Run, open_run
 from jaxnn.run._watchdog import Watch, watching
 

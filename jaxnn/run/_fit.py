@@ -18,12 +18,12 @@ import optax
 
 from jaxnn import data as sources
 from jaxnn import engine, tasks
+from jaxnn._report_lines import metrics_of
 from jaxnn._signals import interruptible
 from jaxnn._text import short_path
 from jaxnn.engine import RunOptions
 from jaxnn.observe import Clock
 from jaxnn.parallel import computing_on
-from jaxnn.record import metrics_of
 from jaxnn.run._display import Display, open_display
 from jaxnn.run._probes import call_probes
 from jaxnn.run._record import Session, open_session

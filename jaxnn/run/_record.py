@@ -11,12 +11,14 @@ from typing import Any
 
 from jaxnn import engine, parallel
 from jaxnn import record as records
+from jaxnn._figures import draw_curves
+from jaxnn._json import check_same_config, config_json, jsonable
 from jaxnn._text import short_path
 from jaxnn.engine import RunOptions
 from jaxnn.observe import Clock, compile_totals, given_up, peak_memory_bytes, steady_throughput
 from jaxnn.run._display import Display
 from jaxnn.run._report import NAME_WIDTH, Summary, device_rows
-from jaxnn.run._resume import FIXED, check_checkpoint, check_same_config, continued_options
+from jaxnn.run._resume import FIXED, check_checkpoint, continued_options
 from jaxnn.types import Experiment, RecordError, TrainingError
 
 
@@ -56,9 +58,9 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
     """
     with contextlib.ExitStack() as stack:
         before = record = None
-        parallel.all_agree("config", records.config_json(experiment.config))
+        parallel.all_agree("config", config_json(experiment.config))
         shared = {"progress": None, "run_dir": options.run_dir, "resume": options.resume}
-        parallel.all_agree("options", records.jsonable(engine.recorded_options(options) | shared))
+        parallel.all_agree("options", jsonable(engine.recorded_options(options) | shared))
         if (resume := options.resume) is not None:
             parallel.broadcast_from_primary(lambda: records.read_run(resume))  # before a lock file is written
             record = stack.enter_context(records.open_record(resume, writes=parallel.is_primary()))
@@ -193,10 +195,10 @@ def observed(session: Session, writers: records.Writers) -> Iterator[None]:
     """Opens the writers for a run, connects them to the trainer, and sends the curves at the end."""
     trainer, path = session.trainer, None if session.trainer.record is None else session.trainer.record.path
     step = None if session.resumed is None else session.resumed["step"]
-    config = records.config_json(trainer.experiment.config)
+    config = config_json(trainer.experiment.config)
     trainer.writers = writers
     writers.open(records.WriterFacts(session.name, path, config, resumed=step))
     yield
     if trainer.logs[0].lines and writers.take_media:
-        curves = records.draw_curves(trainer.logs[0].lines, str(path or session.name))
+        curves = draw_curves(trainer.logs[0].lines, str(path or session.name))
         writers.media("curves", curves, trainer.logs[0].step)

@@ -13,6 +13,10 @@ import jax
 import numpy as np
 
 from jaxnn import engine, record
+from jaxnn._figures import draw_curves
+from jaxnn._fingerprints import data_fingerprint
+from jaxnn._json import check_same_config, config_from_json, config_json
+from jaxnn._report_lines import final_metrics, metrics_of
 from jaxnn._text import Table, short_path, text_table
 from jaxnn.observe import Clock, Throughput, describe_devices
 from jaxnn.parallel import Layout, make_layout, process_count
@@ -21,7 +25,7 @@ from jaxnn.run._export import export_model
 from jaxnn.run._model_summary import ModelSummary, summarise_model
 from jaxnn.run._record import Session, summarise
 from jaxnn.run._report import Summary
-from jaxnn.run._resume import FIXED, check_same_config, continued_options
+from jaxnn.run._resume import FIXED, continued_options
 from jaxnn.search import NAME
 from jaxnn.types import ConfigError, Direction, Experiment, RecordError, TrainState, warn
 
@@ -219,7 +223,7 @@ class Run:
 
     def plot(self) -> Figure:
         """Returns a matplotlib figure of loss, metrics and throughput by step."""
-        return record.draw_curves(self._lines, str(self.dir or ""))
+        return draw_curves(self._lines, str(self.dir or ""))
 
     def closing_rows(self) -> list[tuple[str, str]]:
         """Returns what is printed at the end, as (name, value)."""
@@ -270,7 +274,7 @@ def _evaluates_otherwise(recorded: record.Recorded, trainer: engine.Trainer) -> 
     if any(recorded.facts["devices"][name] != here[name] for name in ("backend", "versions")):
         return False  # they may decide what is traced
     if recorded.first is not None:
-        config = record.config_from_json(recorded.first, trainer.experiment.config)
+        config = config_from_json(recorded.first, trainer.experiment.config)
         same = dataclasses.replace(trainer.experiment, config=config)
         programs = engine.programs_of(same, trainer.splits, resident=False)
     return bool(recorded.group["fingerprint"].get("evaluation") != programs.evaluation_fingerprint())
@@ -321,7 +325,7 @@ def _open_recorded(
 ) -> Run:
     """Returns the run of what is ``recorded`` in ``path``, as `open_run`."""
     facts, lines, trainer = recorded.facts, recorded.lines, None
-    config, final = recorded.about["config"], record.final_metrics(lines)
+    config, final = recorded.about["config"], final_metrics(lines)
     try:
         options = engine.RunOptions(**{name: facts["options"][name] for name in ("monitor", "monitor_mode")})
         summary = dict(facts.get("summary") or {}) if recorded.row is None else {}  # a sweep's is of all members
@@ -335,7 +339,7 @@ def _open_recorded(
         message = f"{record.RECORD_FILE} in {path} holds other facts than a run's ({error!r}): it is damaged."
         raise RecordError(message) from error
     if experiment is not None:
-        config = record.config_from_json(config, experiment.config)
+        config = config_from_json(config, experiment.config)
         engine.check_config(config)
         experiment = dataclasses.replace(experiment, config=config)
         if not (states := recorded.states).is_dir():
@@ -368,7 +372,7 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
     found = record.read_recorded(path, number)
     if found.row is None:
         raise RecordError(f"{path} holds a run, not a sweep: resume it without member.")
-    config = record.config_json(experiment.config)
+    config = config_json(experiment.config)
     for name in found.about["point"].keys() - ({NAME} - config.keys()):
         if name == "num_steps" and config.get(name) != found.facts["config"].get("num_steps"):
             continue
@@ -383,7 +387,7 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
                 f"the sweep in {path} swept {name!r:.60}, which the config of this experiment or of the record lacks: "
                 "give the experiment that was swept."
             ) from error
-    experiment = dataclasses.replace(experiment, config=record.config_from_json(config, experiment.config))
+    experiment = dataclasses.replace(experiment, config=config_from_json(config, experiment.config))
     facts, about = record.facts_as_run(found), found.about
     check_same_config(about["config"], experiment.config, "sweep", path, but="num_steps")
     trains = about["status"] != "finished" or about["config"].get("num_steps") != experiment.config.num_steps
@@ -398,7 +402,7 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
         ranking: Any = {"monitor": opened.monitor, "higher_is_better": opened.higher_is_better}
         with contextlib.closing(record.Checkpoints(target / record.FOLDER, **ranking)) as checkpoints:
             log = record.LogDigest(target / record.METRICS_FILE, copy.report(*lines))
-            checkpoints.save(step, opened.state, record.metrics_of(lines[-1]) if lines else {}, log)
+            checkpoints.save(step, opened.state, metrics_of(lines[-1]) if lines else {}, log)
     return experiment, engine.with_changes(options, {"resume": target, "run_dir": None, "member": None})
 
 
@@ -415,7 +419,7 @@ def _open_trainer(
     splits = None if with_data else record.recorded_data(path, group)
     if splits is None:
         splits = engine.load_data(experiment)
-        record.check_same_data(path, group["fingerprint"], record.data_fingerprint(splits))
+        record.check_same_data(path, group["fingerprint"], data_fingerprint(splits))
     else:
         engine.check_parts(experiment)
     # Zeros that stand for data are not sent to a device.

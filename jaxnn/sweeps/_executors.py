@@ -14,9 +14,10 @@ from typing import Any
 
 import jax
 
+from jaxnn._compat import needs_extra
 from jaxnn._signals import Interruption, interruptible
 from jaxnn.engine import with_changes
-from jaxnn.record import check_vacant, create_run_dir, is_locked, jax_flags, needs_extra, shard_folders
+from jaxnn.record import check_vacant, create_run_dir, is_locked, jax_flags, shard_folders
 from jaxnn.run import file_name_of, open_display
 from jaxnn.search import Halving, Points, named
 from jaxnn.sweeps._groups import reason

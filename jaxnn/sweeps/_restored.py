@@ -10,6 +10,8 @@ import jax
 import numpy as np
 
 from jaxnn import engine, record
+from jaxnn._fingerprints import data_fingerprint
+from jaxnn._json import config_from_json
 from jaxnn.sweeps._groups import traced_values, with_values
 from jaxnn.sweeps._members import Member, count_by_status
 from jaxnn.sweeps._plan import SweepOptions, members_layout
@@ -48,7 +50,7 @@ def restored_groups(
                 continue
             record.check_trained(folder, whole, facts)
             # As recorded: the experiment given now may have other values for the fields that were not swept.
-            configs = [record.config_from_json(dict(member.config), experiment.config) for member in found]
+            configs = [config_from_json(dict(member.config), experiment.config) for member in found]
             for config in configs:
                 engine.check_config(config)
             each = [dataclasses.replace(experiment, config=config) for config in configs]
@@ -56,7 +58,7 @@ def restored_groups(
             resident = None if splits is None else False
             if splits is None:
                 splits = engine.load_data(each[0])
-                record.check_same_data(folder, facts["fingerprint"], record.data_fingerprint(splits), "sweep")
+                record.check_same_data(folder, facts["fingerprint"], data_fingerprint(splits), "sweep")
             values, make = traced_values(each, facts["traced"]), functools.partial(with_values, each[0])
             given = engine.Members(len(found), values, make)
             layout = members_layout(SweepOptions(devices=devices), each[0].config.batch_size, len(found))

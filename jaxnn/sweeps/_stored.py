@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn import engine, record
+from jaxnn._json import with_tuples
+from jaxnn._report_lines import reports_by_member
 from jaxnn.search import Axis
 from jaxnn.sweeps._members import Member
 from jaxnn.sweeps._plan import SweepOptions
@@ -32,7 +34,7 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     _check_agreement(folders, parts)
     facts, members, lines = parts[0], dict[int, Member](), list[dict[str, Any]]()
     for index, point in enumerate(facts["points"] if folders != [path] else ()):
-        config = {name: record.with_tuples(point.get(name, value)) for name, value in facts["config"].items()}
+        config = {name: with_tuples(point.get(name, value)) for name, value in facts["config"].items()}
         members[index] = Member(index, read_point(point, facts), config, "waiting", 0, {}, {})
     for folder, part in zip(folders, parts, strict=True):
         found, reports = _read_part(folder, part)
@@ -91,7 +93,7 @@ def _read_part(path: Path, facts: Mapping[str, Any]) -> tuple[dict[int, Member],
     started = {number for group in facts["groups"] for number in group["members"]}
     # The first shard has the members that cannot be run.
     started |= set() if facts["options"].get("shard") else {*range(len(facts["points"]))}
-    reports = record.reports_by_member(lines := record.read_metrics(path))
+    reports = reports_by_member(lines := record.read_metrics(path))
     for number in sorted(started | found.keys()) if facts["status"] == "finished" else ():
         if number not in found:
             raise RecordError(f"{file} lacks member {number}: the record is damaged, restore the file from a copy.")
@@ -103,7 +105,7 @@ def _member(line: Mapping[str, Any], facts: Mapping[str, Any]) -> Member:
     return Member(
         index=line["member"],
         point=read_point(line["point"], facts),
-        config={name: record.with_tuples(value) for name, value in line["config"].items()},
+        config={name: with_tuples(value) for name, value in line["config"].items()},
         status=line["status"],
         step=line["step"],
         final=line["final"],
@@ -122,4 +124,4 @@ def _swept_value(value: Any, among: Sequence[Any]) -> Any:
     """A swept value as it was given: JSON has no tuples, and has names for infinities, which may be text."""
     if value in ("nan", "inf", "-inf") and any(isinstance(other, float) for other in among):
         return float(value)
-    return record.with_tuples(value)
+    return with_tuples(value)

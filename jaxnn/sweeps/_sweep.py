@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxnn._report_lines import metrics_of
 from jaxnn._text import Table, format_rate, format_split, short_path, text_table
-from jaxnn.record import metrics_of
 from jaxnn.run import Run, open_run
 from jaxnn.search import NAME, Axis
 from jaxnn.sweeps import _members

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn import record
+from jaxnn._disk import write_bytes
+from jaxnn._json import check_same_config, config_from_json, config_json, json_line, jsonable
+from jaxnn._report_lines import reports_by_member
 from jaxnn.engine import (
     MemberLog,
     PopulationRecord,
@@ -18,7 +21,7 @@ from jaxnn.engine import (
     population_facts,
     with_changes,
 )
-from jaxnn.run import check_same_config, continued_options, file_name_of
+from jaxnn.run import continued_options, file_name_of
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _stored
 from jaxnn.sweeps._members import Member, show_point
@@ -40,14 +43,14 @@ class SweepRecord(PopulationRecord):
         lines = []
         for member in self._members(plan):
             facts = {name: value for name, value in vars(member).items() if name != "index"}
-            lines.append(record.json_line({"member": member.index, **facts}))
+            lines.append(json_line({"member": member.index, **facts}))
         if (content := "".join(lines).encode()) != self._members_written:
-            record.write_bytes(self.directory.path / record.MEMBERS_FILE, content)
+            write_bytes(self.directory.path / record.MEMBERS_FILE, content)
             self._members_written = content
 
     def _members(self, plan: SweepPlan) -> Iterator[Member]:
         for planned in plan.members:
-            config = record.config_json(planned.experiment.config)
+            config = config_json(planned.experiment.config)
             if planned.status == "failed":  # its experiment may be without its point
                 config |= {name: value for name, value in planned.point.items() if name in config}
             yield Member(
@@ -139,7 +142,7 @@ def read_before(path: Path) -> dict[str, Any]:
 def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment[Any], Points | Halving]:
     """The experiment and the points that the sweep in ``path``, or any shard of it, was started with."""
     before = read_before(record.sweep_folders(path)[0])
-    config = record.config_from_json(before["config"], experiment.config)
+    config = config_from_json(before["config"], experiment.config)
     made = tuple(_stored.read_point(point, before) for point in before["points"])
     points = Points(made, {axis["name"]: axis["scale"] for axis in before["axes"]})
     design, experiment = before["halving"], dataclasses.replace(experiment, config=config)
@@ -182,7 +185,7 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
             "the experiment since, or start a new sweep."
         )
     recorded = _stored.open_sweep(path)
-    reports = record.reports_by_member(recorded.lines)
+    reports = reports_by_member(recorded.lines)
     closed = {n for g in before["groups"] for n in g["members"] if g.get("closed") or before["status"] == "finished"}
     planned = {member.number: member for member in plan.members}
     for member in recorded.members:
@@ -209,7 +212,7 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
 def _check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None:
     """Confirms that ``plan`` is the sweep of the ``record.json`` in ``where``, or of another shard of it."""
     check_same_config(before["config"], plan.experiment.config, "sweep", where)
-    now = record.jsonable(design_facts(plan))
+    now = jsonable(design_facts(plan))
     for name in ("points", "halving"):
         if now[name] != before[name]:
             what = _difference(before[name], now[name]) if name == "points" else f"{before[name]}, not {now[name]}"

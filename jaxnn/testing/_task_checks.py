@@ -12,11 +12,10 @@ import numpy as np
 import optax
 
 from jaxnn.parallel import make_layout
-from jaxnn.record import is_key
 from jaxnn.steps import init_train_state, make_evaluate_step, make_train_step
 from jaxnn.tasks import averaged_over
 from jaxnn.testing._agreement import BFLOAT16_TOLERANCE, LeftOut, at, cast, difference, moved, run_checks, stacked
-from jaxnn.types import Batch, ConfigError, Metrics, Task, TrainState, TrainStep, named_leaves
+from jaxnn.types import Batch, ConfigError, Metrics, Task, TrainState, TrainStep, is_key, named_leaves
 
 STEP_CHECKS = ("jit", "trace", "vmap", "parameters")
 """The checks of `check_step`."""

@@ -18,9 +18,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from jaxnn._bounds import bounded, check_fields
+from jaxnn._disk import read_file, write_bytes
+from jaxnn._json import with_tuples
 from jaxnn._text import first_line
 from jaxnn.data import BinnedSource, Bins, check_resolution, learn_bins
-from jaxnn.record import read_file, with_tuples, write_bytes
 from jaxnn.run import Estimator, LabelEstimator, export_function, fit, with_hints
 from jaxnn.trees._boosting import Boosting, boosting, experiment, predict_scores, predictor, split_start
 from jaxnn.trees._explanations import importances

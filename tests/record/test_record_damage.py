@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
+from jaxnn._disk import write_json
 from jaxnn.cli import command as main
-from jaxnn.record import Checkpoints, Record, is_locked, open_record, read_metrics, rewind_metrics, write_json
+from jaxnn.record import Checkpoints, Record, is_locked, open_record, read_metrics, rewind_metrics
 from jaxnn.types import RecordError, TrainState
 from tests import swept, tiny
 from tests.record.files import contents

@@ -14,7 +14,10 @@ import pytest
 
 import jaxnn as jn
 from jaxnn import record
-from jaxnn.record import is_locked, jsonable, open_record, write_json
+from jaxnn._disk import write_json
+from jaxnn._fingerprints import data_fingerprint
+from jaxnn._json import config_from_json, config_json, jsonable
+from jaxnn.record import is_locked, open_record
 from jaxnn.types import ConfigError, RecordError
 from tests import tiny
 from tests.record.files import contents
@@ -162,19 +165,19 @@ def test_config_survives_its_record(tmp_path):
         Config(rate=math.inf, clip=-math.inf),
         Config(batch_size=np.int64(4), rate=np.float64(0.25)),  # type: ignore[arg-type]
     ):
-        record.write_json(tmp_path / "config.json", record.config_json(config))
+        write_json(tmp_path / "config.json", config_json(config))
         read = json.loads((tmp_path / "config.json").read_text())
-        assert record.config_from_json(read, Config()) == config
+        assert config_from_json(read, Config()) == config
     # A dataclass that is None by default has the shape of the experiment's.
     config = Config(optional=Inner(4))
-    assert record.config_from_json(record.config_json(config), Config(optional=Inner())) == config
+    assert config_from_json(config_json(config), Config(optional=Inner())) == config
 
 
 def test_fields_that_do_not_fit_are_named():
     for call, words in (
-        (lambda: record.config_json(Config(word=np.tanh)), "'word' holds <ufunc 'tanh'>.*build the object"),
-        (lambda: record.config_from_json({"momentum": 0.9}, Config()), "'momentum', which this experiment lacks"),
-        (lambda: record.config_from_json({"optional": {"width": 4}}, Config()), "a dataclass in 'optional'.* None"),
+        (lambda: config_json(Config(word=np.tanh)), "'word' holds <ufunc 'tanh'>.*build the object"),
+        (lambda: config_from_json({"momentum": 0.9}, Config()), "'momentum', which this experiment lacks"),
+        (lambda: config_from_json({"optional": {"width": 4}}, Config()), "a dataclass in 'optional'.* None"),
     ):
         with pytest.raises(ConfigError, match=words):
             call()
@@ -209,7 +212,7 @@ def test_fingerprint_of_data_changes_with_one_pixel_label_or_split():
     flat = images.reshape(6, 16)
 
     def digest(*splits: tuple[np.ndarray, np.ndarray]) -> str:
-        return record.data_fingerprint(jn.data.arrays(*splits))
+        return data_fingerprint(jn.data.arrays(*splits))
 
     same = digest((images, labels), (images, labels))
     assert digest((images.copy(), labels.copy()), (images, labels)) == same

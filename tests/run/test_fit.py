@@ -21,7 +21,8 @@ from flax import linen
 from PIL import Image
 
 import jaxnn as jn
-from jaxnn.record import MLflow, TensorBoard, WandB, WriterFacts, draw_picture, is_locked
+from jaxnn._figures import draw_picture
+from jaxnn.record import MLflow, TensorBoard, WandB, WriterFacts, is_locked
 from tests import processes, tiny
 
 

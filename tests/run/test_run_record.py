@@ -16,9 +16,10 @@ import pytest
 from matplotlib.figure import Figure
 
 import jaxnn as jn
+from jaxnn._disk import write_json
 from jaxnn.engine import programs_of
 from jaxnn.parallel import make_layout
-from jaxnn.record import read_metrics, write_json
+from jaxnn.record import read_metrics
 from jaxnn.types import ConfigError, RecordError
 from tests import draws, shell, tiny
 from tests.record.files import contents

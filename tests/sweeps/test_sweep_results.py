@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxnn import record
-from jaxnn.record import json_line
+from jaxnn._json import json_line
 from jaxnn.sweeps import Sweep, open_sweep
 from jaxnn.types import ConfigError, RecordError
 from tests import swept, tiny

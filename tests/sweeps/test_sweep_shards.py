@@ -17,7 +17,8 @@ import optax
 import pytest
 
 import jaxnn as jn
-from jaxnn.record import Checkpoints, is_sweep, open_record, write_json
+from jaxnn._disk import write_json
+from jaxnn.record import Checkpoints, is_sweep, open_record
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import shell, tiny
 from tests.swept import EXPERIMENT, POINTS
