@@ -1,18 +1,25 @@
-"""Digests of data, of programs and of texts, which are the same in every process."""
+"""Digests of data, of programs and of texts, the same in every process; and what changed between two runs."""
 
 import functools
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend import core
 
-from jaxnn.types import Splits, is_key
+from jaxnn.types import RecordError, Splits, is_key
 
+PARTS = {
+    "program": "the program of a step",
+    "batches": "the order or augmentation of the data",
+    "evaluation": "the evaluation",
+}
+"""Descriptions of a fingerprint's parts, except the data."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -78,3 +85,22 @@ def _text(value: Any) -> str:
     if isinstance(value, set | frozenset):
         return str(sorted(map(_text, value)))
     return _contents(value) if isinstance(value, np.ndarray | jax.Array) else repr(value)
+
+
+def check_same_data(path: Path | str, before: Mapping[str, Any], data: str | None, what: str = "run") -> None:
+    """Raises RecordError unless ``data`` is the data's fingerprint in ``before``, of the run or sweep in ``path``."""
+    if before.get("data") != data:
+        raise RecordError(
+            f"the data are not those that the {what} in {path} was trained on: restore the data, or start a new {what}."
+        )
+
+
+def changed_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Descriptions of the parts of a fingerprint that changed."""
+    return [description for part, description in PARTS.items() if before.get(part) != now[part]]
+
+
+def changed_implementations(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Descriptions of the operations whose implementations changed, such as ``convolution channels_last → onednn``."""
+    changed = [name for name in now if before.get(name, now[name]) != now[name]]
+    return [f"{name} {' and '.join(before[name])} → {' and '.join(now[name])}" for name in changed]

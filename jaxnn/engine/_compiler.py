@@ -29,11 +29,6 @@ from jaxnn.types import ENDLESS, Array, Batch, ConfigError, Examples, Source, Sp
 MOST_AT_ONCE = 64
 
 
-def _of_step(measure: Callable[..., Any]) -> functools.cached_property[Any]:
-    """A property: what ``measure`` finds in the traced training step."""
-    return functools.cached_property(lambda programs: measure(programs._step, programs.shapes, programs._trained_on))
-
-
 @dataclasses.dataclass
 class Programs:
     """What has been compiled so far; a shape of None means one member alone, without the axes of a population."""
@@ -93,7 +88,7 @@ class Programs:
         with self.clock.span("compile", f"compiling the programs{_pure.of_members(shape)}"):
             # Traced here, in the caller's JAX contexts; only XLA runs in other threads.
             lowered = [self._lower(program, cause) for program in missing]
-            done = observe.compiled_in_threads(lowered)
+            done = observe.Lowered.compile_all(lowered)
         for program, (compiled, entry) in zip(missing, done, strict=True):
             self._compiled[program] = compiled
             self.ledger.append(entry)
@@ -164,7 +159,7 @@ class Programs:
 
     def launch_seconds(self, shape: Shape | None, num_steps: int) -> float:
         """The seconds on a GPU that the launches of a call take, of one chunk of a population."""
-        return observe.work_of(self._compiled[_pure.Train(shape, num_steps)].as_text()).launch_seconds
+        return observe.Work.of(self._compiled[_pure.Train(shape, num_steps)].as_text()).launch_seconds
 
     def finite_source(self, split: str) -> Source:
         """The split of that name; ConfigError if there is none, or its examples are generated without an end."""
@@ -299,15 +294,15 @@ class Programs:
         program = program_fingerprint(self._evaluate, self.shapes, self.batch)
         return text_fingerprint(f"{program} {derived}")
 
-    # Of a training step: the number of products by precision, the implementations of jaxnn's operations, the number of
-    # convolutions that no layer of jaxnn traced, of arithmetic operations (roughly) and of products (exactly), and the
-    # sums that lose terms.
-    product_dtypes = _of_step(observe.product_dtypes)
-    implementations = _of_step(observe.implementations)
-    plain_convolutions = _of_step(observe.plain_convolutions)
-    operations = _of_step(observe.operations)
-    product_flops = _of_step(observe.product_flops)
-    half_sums = _of_step(observe.half_sums)
+    @functools.cached_property
+    def traced_step(self) -> observe.Traced:
+        """A training step of the first member."""
+        return observe.Traced(self._step, self.shapes, self._trained_on)
+
+    @functools.cached_property
+    def half_sums(self) -> list[Any]:
+        """The sums of a training step that lose terms."""
+        return observe.half_sums(self._step, self.shapes, self._trained_on)
 
     @functools.cached_property
     def derived(self) -> dict[str, float]:
@@ -349,7 +344,7 @@ class Programs:
     def _program(self, program: _pure.Program, cause: str) -> Any:
         if program not in self._compiled:
             with self.clock.span("compile", f"compiling the program to {program}"):
-                ((self._compiled[program], entry),) = observe.compiled_in_threads([self._lower(program, cause)])
+                ((self._compiled[program], entry),) = observe.Lowered.compile_all([self._lower(program, cause)])
             self.ledger.append(entry)
         return self._compiled[program]
 
@@ -380,7 +375,7 @@ class Programs:
                     jit |= {"in_shardings": (state, totals, shardings_of(examples)), "out_shardings": (state, totals)}
                 arguments = self.abstract(shape), self.zeros(shape), examples
                 train = make(self.spec, num_steps)
-                return observe.lower_ahead(train, f"{program}", cause, *arguments, donate_argnums=0, **jit)
+                return observe.Lowered.of(train, f"{program}", cause, *arguments, donate_argnums=0, **jit)
             case _pure.Evaluate(shape, split, part):
                 piece = next(self._pieces_of(split, part)())
                 if (state := self.sharding(shape)) is not None:
@@ -389,7 +384,7 @@ class Programs:
                     jit |= {"in_shardings": (state, *shardings_of(piece), kept)}
                     jit |= {"out_shardings": self.layout.replicated} if shape is None else {}
                 given = self.abstract(shape), *piece, self._kept_shapes(shape, split, piece)
-                return observe.lower_ahead(self._evaluation(shape, split), f"{program}", "start", *given, **jit)
+                return observe.Lowered.of(self._evaluation(shape, split), f"{program}", "start", *given, **jit)
 
     def _evaluation(self, shape: Shape | None, split: str) -> Callable[..., Any]:
         make = _pure.make_evaluate if shape is None else _pure.make_population_evaluate
@@ -409,7 +404,7 @@ class Programs:
             values = jax.tree.map(lambda leaf: leaf.update(sharding=SingleDeviceSharding(device)), values)
         try:
             given = (*values, *self._init_arguments)
-            return observe.lower_ahead(init, name, "start", *given, platform=platform, once=True, **jit)
+            return observe.Lowered.of(init, name, "start", *given, platform=platform, once=True, **jit)
         except NotImplementedError:  # parameters that depend on an operation of the accelerator
             if platform is None:
                 raise

@@ -18,7 +18,7 @@ from jaxnn.engine._options import RunOptions, named_probes, stopping_rule
 from jaxnn.engine._states import HostStates, Shape, host_shapes, shape_of
 from jaxnn.engine._tuning import VmapPlan
 from jaxnn.engine._windows import Flight, Plan
-from jaxnn.observe import Clock, Placement, observe_placement
+from jaxnn.observe import Clock, Placement
 from jaxnn.parallel import broadcast_from_primary
 from jaxnn.tasks import derived_metrics, direction_of
 from jaxnn.types import ConfigError, Experiment, PyTree, Splits, TrainState
@@ -149,7 +149,7 @@ class Trainer:
         state, feed = self.state, self.programs.spec.feed
         trees = {"model_state": state.model_state} if state.model_state else {}
         data = {"data": feed.prepare(0, 1)} if feed.resident else {}
-        return observe_placement(parameters=state.params, **trees, optimizer_state=state.opt_state, **data)
+        return Placement.of(parameters=state.params, **trees, optimizer_state=state.opt_state, **data)
 
     def open_store(self, record: records.Record, folder: Path) -> None:
         """Keeps metrics in ``record`` and checkpoints in ``folder`` from now on."""
@@ -207,8 +207,8 @@ class Trainer:
 
         def rewound() -> tuple[list[dict[str, Any]], str | None]:
             # The digest stays in the process that writes.
-            lines, self._reported, damage = records.rewind_metrics(
-                record, lambda line: ends[rows[line["member"]]], noted, where, tuple(rows)
+            lines, self._reported, damage = record.rewind(
+                lambda line: ends[rows[line["member"]]], noted, where, tuple(rows)
             )
             return lines, damage
 

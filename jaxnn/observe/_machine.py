@@ -1,5 +1,7 @@
 """The devices JAX computes on, why a GPU is not among them, their memory, and which of them hold a run's arrays."""
 
+from __future__ import annotations
+
 import collections
 import dataclasses
 import importlib.metadata
@@ -167,25 +169,25 @@ class Placement:
     num_bytes: int  # their logical size; a copy on a second device does not count
     device_bytes: Mapping[str, int]  # bytes by device (``"gpu:0"``), copies counted
 
+    @staticmethod
+    def of(**trees: PyTree) -> list[Placement]:
+        """Returns the placement of pytrees of arrays, ``parameters=state.params``; moves nothing, waits for nothing."""
+        observed = []
+        for name, tree in trees.items():
+            leaves, device_bytes = jax.tree.leaves(tree), collections.Counter[str]()
+            for leaf in leaves:
+                shard = jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+                for device in sorted(leaf.sharding.device_set, key=operator.attrgetter("id")):
+                    device_bytes[f"{device.platform}:{device.id}"] += nbytes(shard)
+            observed.append(Placement(name.replace("_", " "), len(leaves), nbytes(tree), dict(device_bytes)))
+        return observed
+
     def __str__(self) -> str:
         """``parameters: 4 leaves, 1.5 MiB on gpu:0``; on several devices also the bytes of the fullest."""
         where = ", ".join(self.device_bytes) or "no device"
         leaves = f"{self.num_leaves} {'leaf' if self.num_leaves == 1 else 'leaves'}"
         each = f", {format_bytes(max(self.device_bytes.values()))} each" if len(self.device_bytes) > 1 else ""
         return f"{self.name}: {leaves}, {format_bytes(self.num_bytes)} on {where}{each}"
-
-
-def observe_placement(**trees: PyTree) -> list[Placement]:
-    """Returns the placement of pytrees of arrays, ``parameters=state.params``; moves nothing, waits for nothing."""
-    observed = []
-    for name, tree in trees.items():
-        leaves, device_bytes = jax.tree.leaves(tree), collections.Counter[str]()
-        for leaf in leaves:
-            shard = jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
-            for device in sorted(leaf.sharding.device_set, key=operator.attrgetter("id")):
-                device_bytes[f"{device.platform}:{device.id}"] += nbytes(shard)
-        observed.append(Placement(name.replace("_", " "), len(leaves), nbytes(tree), dict(device_bytes)))
-    return observed
 
 
 def _left_in_container() -> int | None:

@@ -16,7 +16,7 @@ from jaxnn._compat import tracing_for
 from jaxnn._text import Table, format_bytes
 from jaxnn.data import steps_per_epoch
 from jaxnn.nn import collect_reasons
-from jaxnn.observe import Work, available_bytes, nbytes, work_of
+from jaxnn.observe import Work, available_bytes, nbytes
 from jaxnn.plans._cards import Card, card_here, find_card
 from jaxnn.types import ConfigError, Experiment, Splits, check_int
 
@@ -242,7 +242,9 @@ def _plan(
                 raise
             reason = "a step that calls Python (jax.debug.print, jax.pure_callback, io_callback) cannot be compiled"
             raise ConfigError(f"{reason} for a card that is not here: leave these calls out.") from error
-    products = {dtype: members * flops / layout.num_devices for dtype, flops in programs.product_flops.items()}
+    products = {
+        dtype: members * flops / layout.num_devices for dtype, flops in programs.traced_step.product_flops().items()
+    }
     stats = compiled.memory_analysis()
     memory = {name: members * nbytes(part) for name, part in programs.shards._asdict().items()}
     given = stats.argument_size_in_bytes - sum(memory.values())
@@ -252,8 +254,8 @@ def _plan(
     if resident and (other := sum(sizes) - nbytes(splits.train.examples)):
         parts["other splits"] = other
     parts["temporaries"] = stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
-    work = Work(0, 0, {}, {}).plus(work_of(compiled.as_text()), 1 / num_steps)
-    size, used = experiment.config.batch_size, programs.implementations
+    work = Work(0, 0, {}, {}).plus(Work.of(compiled.as_text()), 1 / num_steps)
+    size, used = experiment.config.batch_size, programs.traced_step.implementations
     return StepPlan(card, programs.layout, size, members, parts, work, products, used, tuple(reasons), None, usable)
 
 

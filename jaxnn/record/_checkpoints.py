@@ -10,10 +10,13 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import importlib
 import itertools
 import math
 import os
 import shutil
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +29,7 @@ from jaxnn._text import first_line, format_bytes
 from jaxnn.observe import nbytes
 from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.record import _state_files as disk
-from jaxnn.record._metric_log import LogDigest
-from jaxnn.record._run_directory import FOLDER
+from jaxnn.record._run_directory import FOLDER, LogDigest
 from jaxnn.types import PyTree, RecordError
 
 REMOVED = ".removed"  # the suffix of a checkpoint's folder while it is removed
@@ -58,6 +60,13 @@ class Checkpoints:
         self.folder = self.folder.absolute()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "jaxnn_checkpoints")
         self._pending: concurrent.futures.Future[None] | None = None
+
+    @staticmethod
+    def preload() -> None:
+        """Starts to import Orbax in a background thread, so that the first save does not wait for it."""
+        if "orbax.checkpoint" not in sys.modules:
+            # No daemon: an interpreter that exits must wait for the import.
+            threading.Thread(target=importlib.import_module, args=("orbax.checkpoint",), name="jaxnn_preload").start()
 
     def save(self, step: int, state: NamedTuple, metrics: Mapping[str, float], log: LogDigest | None = None) -> None:
         """Starts saving ``state``, such as a `TrainState`; returns once the arrays are copied, before they are written.

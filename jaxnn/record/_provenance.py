@@ -15,13 +15,6 @@ from jaxnn._json import with_tuples
 from jaxnn.data import ArraySource
 from jaxnn.types import Examples, RecordError, Splits
 
-PARTS = {
-    "program": "the program of a step",
-    "batches": "the order or augmentation of the data",
-    "evaluation": "the evaluation",
-}
-"""Descriptions of a fingerprint's parts, except the data."""
-
 
 def git_state(folder: Path) -> dict[str, Any] | None:
     """The commit, and whether the work tree around ``folder`` differs from it; None without git or a commit."""
@@ -50,25 +43,6 @@ def jax_flags() -> dict[str, Any]:
         "random_seed_offset accurate_erf_inv high_dynamic_range_gumbel allow_f16_reductions softmax_custom_jvp"
     )
     return {name: getattr(jax.config, name, None) for name in (f"jax_{word}" for word in names.split())}
-
-
-def check_same_data(path: Path | str, before: Mapping[str, Any], data: str | None, what: str = "run") -> None:
-    """Raises RecordError unless ``data`` is the data's fingerprint in ``before``, of the run or sweep in ``path``."""
-    if before.get("data") != data:
-        raise RecordError(
-            f"the data are not those that the {what} in {path} was trained on: restore the data, or start a new {what}."
-        )
-
-
-def changed_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Descriptions of the parts of a fingerprint that changed."""
-    return [description for part, description in PARTS.items() if before.get(part) != now[part]]
-
-
-def changed_implementations(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Descriptions of the operations whose implementations changed, such as ``convolution channels_last → onednn``."""
-    changed = [name for name in now if before.get(name, now[name]) != now[name]]
-    return [f"{name} {' and '.join(before[name])} → {' and '.join(now[name])}" for name in changed]
 
 
 def describe_data(splits: Splits, examples: Examples) -> dict[str, Any] | None:

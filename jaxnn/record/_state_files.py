@@ -3,13 +3,10 @@
 import concurrent.futures
 import contextlib
 import hashlib
-import importlib
 import json
 import os
 import shutil
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -95,13 +92,6 @@ def read_about(checkpoint: Path) -> Any:
     OSError or ValueError if it is missing or damaged.
     """
     return parse(read_file(checkpoint / ABOUT_FILE), CHECKPOINT)
-
-
-def preload_orbax() -> None:
-    """Starts to import Orbax in a background thread, so that the first save does not wait for it."""
-    if "orbax.checkpoint" not in sys.modules:
-        # No daemon: an interpreter that exits must wait for the import.
-        threading.Thread(target=importlib.import_module, args=("orbax.checkpoint",), name="jaxnn_preload").start()
 
 
 def orbax_options(folder: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from jaxnn._figures import draw_curves
 from jaxnn._json import check_same_config, config_json, jsonable
 from jaxnn._text import short_path
 from jaxnn.engine import RunOptions
-from jaxnn.observe import Clock, compile_totals, given_up, peak_memory_bytes, steady_throughput
+from jaxnn.observe import Clock, Compilation, Throughput, given_up, peak_memory_bytes
 from jaxnn.run._display import Display
 from jaxnn.run._report import NAME_WIDTH, Summary, device_rows
 from jaxnn.run._resume import FIXED, check_checkpoint, continued_options
@@ -62,19 +62,21 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
         shared = {"progress": None, "run_dir": options.run_dir, "resume": options.resume}
         parallel.all_agree("options", jsonable(engine.recorded_options(options) | shared))
         if (resume := options.resume) is not None:
-            parallel.broadcast_from_primary(lambda: records.read_run(resume))  # before a lock file is written
-            record = stack.enter_context(records.open_record(resume, writes=parallel.is_primary()))
-            before = parallel.broadcast_from_primary(lambda: records.read_run(resume))
+            parallel.broadcast_from_primary(
+                lambda: records.RecordReader(resume).run_facts()
+            )  # before a lock file is written
+            record = stack.enter_context(records.Record.open(resume, writes=parallel.is_primary()))
+            before = parallel.broadcast_from_primary(lambda: records.RecordReader(resume).run_facts())
             # A run can be continued for more steps; with anything else changed it would be another experiment.
             check_same_config(before["config"], experiment.config, "run", resume, but="num_steps")
             trains = before["status"] != "finished" or before["config"].get("num_steps") != experiment.config.num_steps
             options = continued_options(options, before["options"], resume, "run", trains=trains, fixed=FIXED)
         writers = stack.enter_context(engine.closing_writers(options))
         if (run_dir := options.run_dir) is not None:
-            parallel.broadcast_from_primary(lambda: records.check_vacant(run_dir))
+            parallel.broadcast_from_primary(lambda: records.Record.check_vacant(run_dir))
         engine.check_config(experiment.config)
         if options.record and options.checkpoint_every != 0:
-            records.preload_orbax()
+            records.Checkpoints.preload()
         layout = parallel.make_layout(options.strategy, options.devices, options.mesh, options.device)
         parallel.check_divides(experiment.config.batch_size, layout.data_size)
         if options.eval_batch_size is not None:
@@ -90,9 +92,9 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             # Before there is a directory: an interruption meanwhile leaves none.
             session.record, how = _new_record(session, before), engine.group_facts(trainer)
             if record is None:
-                wanted = options.run_dir or records.new_run_dir(session.name)
-                path = parallel.broadcast_from_primary(lambda: str(records.create_run_dir(wanted)))
-                record = stack.enter_context(records.open_record(Path(path), writes=parallel.is_primary()))
+                wanted = options.run_dir or records.Record.unused_path(session.name)
+                path = parallel.broadcast_from_primary(lambda: str(records.Record.create(wanted)))
+                record = stack.enter_context(records.Record.open(Path(path), writes=parallel.is_primary()))
             parallel.set_resume_hint(f"resume with --resume {short_path(record.path)}")
             session.record.directory = record
             check = functools.partial(check_checkpoint, trainer, before)
@@ -124,7 +126,7 @@ def _described(session: Session, record: engine.PopulationRecord) -> Iterator[No
     assert directory is not None and checkpoints is not None
     if session.resumed is None and directory.writes:
         # Another run may have used the directory between the first check and the lock.
-        records.check_vacant(directory.path, held=True)
+        records.Record.check_vacant(directory.path, held=True)
     record.write()
     directory.write("placement.json", {tree.name: dataclasses.asdict(tree) for tree in trainer.placement()})
 
@@ -166,7 +168,7 @@ def _described(session: Session, record: engine.PopulationRecord) -> Iterator[No
 
 def summarise(session: Session) -> Summary:
     """Returns the summary of the run so far."""
-    trainer, throughput = session.trainer, steady_throughput(session.trainer.rates)
+    trainer, throughput = session.trainer, Throughput.of(session.trainer.rates)
     return Summary(
         status=session.log.status,
         step=session.log.step,
@@ -176,7 +178,7 @@ def summarise(session: Session) -> Summary:
         first_step_seconds={"total": sum(session.ready_seconds.values()), **session.ready_seconds},
         seconds=trainer.clock.seconds,
         peak_bytes=peak_memory_bytes(),
-        compilations=compile_totals(trainer.programs.ledger),
+        compilations=Compilation.totals(trainer.programs.ledger),
         stalls=tuple(trainer.flight.stalls),
         compiler=tuple(given_up()),
     )

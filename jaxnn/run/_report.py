@@ -41,11 +41,14 @@ def startup_report(
     """Rows of name and value."""
     steps_per_call = trainer.plan.steps_per_call
     parameters = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(trainer.state.params)})
-    dtypes = trainer.programs.product_dtypes
+    dtypes = trainer.programs.traced_step.product_dtypes
     products = ", ".join(f"{count} in {dtype}" for dtype, count in dtypes.items())
     if any(dtype.endswith(" as TF32") for dtype in dtypes):
         products += " (jax_default_matmul_precision=highest: in float32)"
-    used = (f"{operation} {' and '.join(names)}" for operation, names in trainer.programs.implementations.items())
+    used = (
+        f"{operation} {' and '.join(names)}"
+        for operation, names in trainer.programs.traced_step.implementations.items()
+    )
     tried = ", ".join(f"{n}: {_milliseconds(seconds)} a step" for n, seconds in trainer.seconds_per_step.items())
     layout, size = trainer.programs.layout, trainer.experiment.config.batch_size
     strategy: str | None = f"{layout}: a batch of {size} is {layout.data_size} × {size // layout.data_size} examples"
@@ -74,11 +77,11 @@ def startup_report(
 
 def speed_hint(trainer: Trainer) -> str | None:
     """Returns a hint, with the measured cost, if other implementations would be faster."""
-    count, measured = trainer.programs.plain_convolutions, trainer.seconds_per_step
+    count, measured = trainer.programs.traced_step.plain_convolutions, trainer.seconds_per_step
     if platform() != "cpu":
         return None
     if count == 0:
-        used = trainer.programs.implementations
+        used = trainer.programs.traced_step.implementations
         gain = None
         if "channels_last" in used.get("convolution", []) and min(measured.values(), default=0.0) > SLOW_STEP:
             gain = "oneDNN's convolutions, steps take 0.6 to 0.85 of the time"

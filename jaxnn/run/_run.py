@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxnn import engine, record
 from jaxnn._figures import draw_curves
-from jaxnn._fingerprints import data_fingerprint
+from jaxnn._fingerprints import changed_implementations, check_same_data, data_fingerprint
 from jaxnn._json import check_same_config, config_from_json, config_json
 from jaxnn._report_lines import final_metrics, metrics_of
 from jaxnn._text import Table, short_path, text_table
@@ -239,8 +239,11 @@ class Run:
             which = "" if self.member is None else f", member={self.member}"
             raise ConfigError(f"this needs its experiment: jn.open_run({str(self.dir)!r}, experiment{which}).")
         if self._recorded is not None and _evaluates_otherwise(self._recorded, self._trainer):
-            before, now = self._recorded.group.get("implementations") or {}, self._trainer.programs.implementations
-            if others := record.changed_implementations(before, now):
+            before, now = (
+                self._recorded.group.get("implementations") or {},
+                self._trainer.programs.traced_step.implementations,
+            )
+            if others := changed_implementations(before, now):
                 # Such as native kernels that were installed since.
                 warn(
                     f"the run in {self.dir} was trained with other implementations ({', '.join(others)}): outputs are "
@@ -314,7 +317,7 @@ def open_run(
             record of a source with an ``as_batch`` of its own does not replace it.
     """
     path = Path(path)
-    return _open_recorded(path.absolute(), experiment, record.read_recorded(path, member), devices)
+    return _open_recorded(path.absolute(), experiment, record.RecordReader(path).member(member), devices)
 
 
 def _open_recorded(
@@ -369,7 +372,7 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
         return experiment, options
     if process_count() > 1:
         raise ConfigError("a member of a sweep is made a run in one process: continue it there, then resume that run.")
-    found = record.read_recorded(path, number)
+    found = record.RecordReader(path).member(number)
     if found.row is None:
         raise RecordError(f"{path} holds a run, not a sweep: resume it without member.")
     config = config_json(experiment.config)
@@ -388,15 +391,15 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
                 "give the experiment that was swept."
             ) from error
     experiment = dataclasses.replace(experiment, config=config_from_json(config, experiment.config))
-    facts, about = record.facts_as_run(found), found.about
+    facts, about = found.facts_as_run(), found.about
     check_same_config(about["config"], experiment.config, "sweep", path, but="num_steps")
     trains = about["status"] != "finished" or about["config"].get("num_steps") != experiment.config.num_steps
     # Asked before there is a copy, so that its messages name the sweep.
     continued_options(options, facts["options"], path, "sweep", trains=trains, fixed=FIXED)
     opened = _open_recorded(path, experiment, found)
     step = int(opened.state.step)
-    target = record.create_run_dir(options.run_dir or record.new_run_dir(f"{facts['name']}-{number}"))
-    with record.open_record(target) as copy:
+    target = record.Record.create(options.run_dir or record.Record.unused_path(f"{facts['name']}-{number}"))
+    with record.Record.open(target) as copy:
         copy.write(record.RECORD_FILE, facts)
         lines = [{"member": 0, **line} for line in found.lines if line["step"] <= step]
         ranking: Any = {"monitor": opened.monitor, "higher_is_better": opened.higher_is_better}
@@ -416,10 +419,10 @@ def _open_trainer(
     with_data: bool = False,
 ) -> engine.Trainer:
     """Returns the trainer of a recorded ``group``, without its state; nothing is compiled."""
-    splits = None if with_data else record.recorded_data(path, group)
+    splits = None if with_data else record.RecordReader(path).data(group)
     if splits is None:
         splits = engine.load_data(experiment)
-        record.check_same_data(path, group["fingerprint"], data_fingerprint(splits))
+        check_same_data(path, group["fingerprint"], data_fingerprint(splits))
     else:
         engine.check_parts(experiment)
     # Zeros that stand for data are not sent to a device.

@@ -238,7 +238,7 @@ def _as_sweep(name: str, source: Any) -> Sweep:
     if isinstance(source, Sweep):
         return source
     if isinstance(source, str | Path):
-        if record.is_sweep(Path(source)):
+        if record.RecordReader(Path(source)).is_sweep:
             return open_sweep(source)
         source = open_run(source)
     if not isinstance(source, Run):

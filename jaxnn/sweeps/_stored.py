@@ -28,16 +28,16 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     >>> jn.open_sweep("runs/digits/sweep-…", experiment).best()  # doctest: +SKIP
     Member(index=18, point={'learning_rate': 0.01, 'seed': 2}, ...)
     """
-    folders = [folder.absolute() for folder in record.sweep_folders(Path(path))]
     path = Path(path).absolute()
-    parts = [record.read_record(folder) for folder in folders]
-    _check_agreement(folders, parts)
+    records = record.RecordReader(path).parts()
+    parts = [part.facts for part in records]
+    _check_agreement([part.path for part in records], parts)
     facts, members, lines = parts[0], dict[int, Member](), list[dict[str, Any]]()
-    for index, point in enumerate(facts["points"] if folders != [path] else ()):
+    for index, point in enumerate(facts["points"] if records[0].path != path else ()):
         config = {name: with_tuples(point.get(name, value)) for name, value in facts["config"].items()}
         members[index] = Member(index, read_point(point, facts), config, "waiting", 0, {}, {})
-    for folder, part in zip(folders, parts, strict=True):
-        found, reports = _read_part(folder, part)
+    for one in records:
+        found, reports = _read_part(one)
         members |= found
         lines += reports
     if members and all(member.status in ENDED for member in members.values()):
@@ -86,18 +86,18 @@ def _check_agreement(folders: Sequence[Path], parts: Sequence[Mapping[str, Any]]
                 )
 
 
-def _read_part(path: Path, facts: Mapping[str, Any]) -> tuple[dict[int, Member], list[dict[str, Any]]]:
+def _read_part(part: record.RecordReader) -> tuple[dict[int, Member], list[dict[str, Any]]]:
     """The members and the reports of a sweep or a shard; RecordError if the record of one that finished lacks any."""
-    file = path / record.MEMBERS_FILE
-    found = {line["member"]: line for line in record.read_members(path, facts)}
+    facts, file = part.facts, part.path / record.MEMBERS_FILE
+    found = {line["member"]: line for line in part.members()}
     started = {number for group in facts["groups"] for number in group["members"]}
     # The first shard has the members that cannot be run.
     started |= set() if facts["options"].get("shard") else {*range(len(facts["points"]))}
-    reports = reports_by_member(lines := record.read_metrics(path))
+    reports = reports_by_member(lines := part.lines())
     for number in sorted(started | found.keys()) if facts["status"] == "finished" else ():
         if number not in found:
             raise RecordError(f"{file} lacks member {number}: the record is damaged, restore the file from a copy.")
-        record.check_reported(path, facts, found[number], reports[number])
+        part.check_reported(found[number], reports[number])
     return {number: _member(line, facts) for number, line in found.items()}, lines
 
 

@@ -92,7 +92,7 @@ class SweepRecord(PopulationRecord):
 
 def new_sweep_dir(name: str) -> Path:
     """``runs/<name>/sweep-<time>-<four hex digits>``: an unused path, not created."""
-    path = record.new_run_dir(name)
+    path = record.Record.unused_path(name)
     return path.with_name(f"sweep-{path.name}")
 
 
@@ -130,9 +130,10 @@ def _best_of(log: MemberLog, monitored: str, *, higher_is_better: bool) -> dict[
 
 def read_before(path: Path) -> dict[str, Any]:
     """The content of ``record.json`` of the sweep in ``path``."""
-    if record.sweep_folders(path) != [path]:
+    reader = record.RecordReader(path)
+    if reader.parts() != [reader]:
         raise RecordError(f"{path} holds the shards of a sweep: resume each of them with --resume {path} --shard I/N.")
-    facts = {"halving": None, **record.read_record(path)}
+    facts = {"halving": None, **reader.facts}
     swept = {axis["name"] for axis in facts["axes"]}
     if any(set(point) - swept for point in facts["points"]):
         raise RecordError(f"{path / record.RECORD_FILE} has points that do not fit its axes: the record is damaged.")
@@ -141,7 +142,7 @@ def read_before(path: Path) -> dict[str, Any]:
 
 def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment[Any], Points | Halving]:
     """The experiment and the points that the sweep in ``path``, or any shard of it, was started with."""
-    before = read_before(record.sweep_folders(path)[0])
+    before = read_before(record.RecordReader(path).parts()[0].path)
     config = config_from_json(before["config"], experiment.config)
     made = tuple(_stored.read_point(point, before) for point in before["points"])
     points = Points(made, {axis["name"]: axis["scale"] for axis in before["axes"]})
@@ -164,7 +165,7 @@ def options_of_record(options: SweepOptions, before: Mapping[str, Any] | None) -
         return continued_options(options, before["options"], options.resume, "sweep", trains=trains, fixed=fixed)
     if options.shard is not None and options.run_dir is not None:
         path = options.run_dir.parent.parent
-        for folder in record.shard_folders(path)[:1]:
+        for folder in record.RecordReader(path).shards[:1]:
             recorded = {**read_before(folder)["options"], "shard": options.shard}
             return continued_options(options, recorded, path, "sweep", trains=True, fixed=fixed)
     return options
@@ -175,7 +176,7 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
     run_dir, path = plan.options.run_dir, plan.options.resume
     if before is None or path is None:
         if plan.options.shard is not None and run_dir is not None:
-            for folder in record.shard_folders(run_dir.parent.parent)[:1]:
+            for folder in record.RecordReader(run_dir.parent.parent).shards[:1]:
                 _check_same(plan, read_before(folder), run_dir.parent.parent)
         return
     _check_same(plan, before, path)
@@ -244,14 +245,14 @@ def with_shard_dir(options: SweepOptions) -> SweepOptions:
         raise ConfigError(f"{shared} holds a sweep that was not divided into shards: choose another run_dir.")
     num_shards = parse_shard(options.shard)[1]
     # A sweep divided in two ways would train members twice.
-    for folder in record.shard_folders(shared):
+    for folder in record.RecordReader(shared).shards:
         if not folder.name.endswith(f"-of-{num_shards}"):
             raise ConfigError(
                 f"{shared} holds the shard {folder.name.replace('-of-', '/')}, so the sweep is not divided into "
                 f"{num_shards}: resume with as many shards as before, or choose another run_dir."
             )
     folder = shard_folder(shared, options.shard)
-    if options.resume is not None and record.is_sweep(folder):
+    if options.resume is not None and record.RecordReader(folder).is_sweep:
         return with_changes(options, {"run_dir": None, "resume": folder})
     return with_changes(options, {"run_dir": folder, "resume": None})
 

@@ -16,7 +16,7 @@ from jaxnn._text import format_rate, short_path
 from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, closing_writers, continued_facts, train
 from jaxnn.observe import Clock
 from jaxnn.parallel import computing_on
-from jaxnn.record import WriterFacts, Writers, check_vacant, create_run_dir, open_record, preload_orbax
+from jaxnn.record import Checkpoints, Record, WriterFacts, Writers
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _sweep_record
 from jaxnn.sweeps._groups import Group, reason
@@ -45,12 +45,12 @@ def sweep_here(
         if options.resume is not None:
             before = _sweep_record.read_before(options.resume)
         elif options.run_dir is not None:
-            check_vacant(options.run_dir)
+            Record.check_vacant(options.run_dir)
         options = _sweep_record.options_of_record(options, before)
         writers = around.enter_context(closing_writers(options))
         checked_points(experiment, points, options)
         if options.record and options.checkpoint_every != 0 and not options.plan_only:
-            preload_orbax()
+            Checkpoints.preload()
         display = around.enter_context(runs.open_display(options.progress))
         with display.announcing(clock):
             display.rows(runs.device_rows(), runs.NAME_WIDTH)
@@ -70,8 +70,8 @@ def sweep_here(
         with interruption.finishing("the current window"), contextlib.ExitStack() as opened:
             record = SweepRecord(None, facts, before)
             if options.record:
-                path = options.resume or create_run_dir(options.run_dir or new_sweep_dir(facts["name"]))
-                record.directory = opened.enter_context(open_record(path))
+                path = options.resume or Record.create(options.run_dir or new_sweep_dir(facts["name"]))
+                record.directory = opened.enter_context(Record.open(path))
             # A sweep that is over is loaded, not run: its record stays as it is.
             if not is_over:
                 run = SweepRun(plan, record, interruption, display, writers)

@@ -196,7 +196,7 @@ def test_every_row_conforms(name):
     outputs = jax.eval_shape(task.predict, state.params, state.model_state, batch.inputs)
     after = jax.tree.leaves((jax.eval_shape(step, state, batch)[0], outputs))
     assert {str(leaf.dtype) for leaf in after if jnp.issubdtype(leaf.dtype, jnp.floating)} == {"float32"}
-    assert set(observe.product_dtypes(step, state, batch)) == set(row.products)
+    assert set(observe.Traced(step, state, batch).product_dtypes) == set(row.products)
 
 
 @pytest.mark.slow

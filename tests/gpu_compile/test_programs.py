@@ -19,7 +19,7 @@ import pytest
 import jaxnn as jn
 from jaxnn import engine
 from jaxnn._compat import tracing_for
-from jaxnn.observe import nbytes, work_of
+from jaxnn.observe import Work, nbytes
 from jaxnn.parallel import DATA, Layout, find_strategy, make_mesh, parse_mesh
 from jaxnn.plans import CARDS, topology
 from tests import tiny
@@ -116,13 +116,13 @@ def compile_step(name: str, how: str, members: int) -> Program:
         compiled: Any = programs.train(shape, 1, "test")
     text, stats, lanes = compiled.as_text(), compiled.memory_analysis(), members // axes.get(engine.MEMBERS, 1)
     calls: collections.Counter[str] = collections.Counter()
-    for target, count in work_of(text).calls.items():
+    for target, count in Work.of(text).calls.items():
         calls["convolution" if target.startswith("__cudnn$conv") else target] += int(count)
     leaves = zip(jax.tree.leaves(programs.shapes), jax.tree.leaves(programs.shardings), strict=True)
     shards = [jax.ShapeDtypeStruct(where.shard_shape(leaf.shape), leaf.dtype) for leaf, where in leaves]
     return Program(
         dict(calls),
-        work_of(text).collectives,
+        Work.of(text).collectives,
         _products(text),
         set(re.findall(r"\b([a-z]+\d+)\[", text)),
         _half_sums(text),

@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxnn import nn
-from jaxnn.observe import implementations
+from jaxnn.observe import Traced
 from jaxnn.parallel import Layout
 from jaxnn.types import ConfigError
 from tests import draws, native
@@ -198,7 +198,7 @@ def test_each_device_computes_its_rows(row):
 @rows()
 def test_kernels_are_the_default_and_other_programs_have_xlas_operations(row, monkeypatch):
     def chosen() -> list[str]:
-        found = implementations(lambda *arrays: gradient(row, None)(*arrays), row.params, row.inputs)
+        found = Traced(lambda *arrays: gradient(row, None)(*arrays), row.params, row.inputs).implementations
         return found.get(row.operation, ["xla"])
 
     assert chosen() == [row.native]

@@ -17,36 +17,36 @@ from jaxnn import record
 from jaxnn._disk import write_json
 from jaxnn._fingerprints import data_fingerprint
 from jaxnn._json import config_from_json, config_json, jsonable
-from jaxnn.record import is_locked, open_record
+from jaxnn.record import Record, RecordReader
 from jaxnn.types import ConfigError, RecordError
 from tests import tiny
 from tests.record.files import contents
 
 
 def test_json_has_nan_and_infinities_by_name(tmp_path):
-    with open_record(tmp_path) as opened:
+    with Record.open(tmp_path) as opened:
         opened.report({"member": 0, "step": 1, "train_loss": math.nan, "test_loss": -math.inf, "rate": np.float32(0.5)})
     (text,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     # parse_constant is called for NaN and infinities, which are not JSON.
     found = json.loads(text, parse_constant=pytest.fail)
     assert found == {"member": 0, "step": 1, "train_loss": "nan", "test_loss": "-inf", "rate": 0.5}
-    (line,) = record.read_metrics(tmp_path)
+    (line,) = RecordReader(tmp_path).lines()
     assert math.isnan(line["train_loss"]) and line["test_loss"] == -math.inf
     plain = jsonable({"a": (1, np.int64(2), np.bool_(True), None, True, Path("x/y")), 3: [np.float32(0.5)]})
     assert json.dumps(plain) == '{"a": [1, 2, true, null, true, "x/y"], "3": [0.5]}'
 
 
 def test_torn_last_line_is_dropped_and_damaged_ones_are_named(tmp_path):
-    assert record.read_metrics(tmp_path) == []
+    assert RecordReader(tmp_path).lines() == []
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "member": 0}\n{"step": 2, "member": 0}\n{"step": 3, "train_l')
-    assert [line["step"] for line in record.read_metrics(tmp_path)] == [1, 2]
+    assert [line["step"] for line in RecordReader(tmp_path).lines()] == [1, 2]
     for text, words in (
         ('{"step": 1, "member": 0}\n{"st\n{"step": 3}\n', "line 2 .Unterminated string"),
         ("\xff\n", "line 1 .*can't decode"),
     ):
         (tmp_path / "metrics.jsonl").write_bytes(text.encode("latin-1"))
         with pytest.raises(RecordError, match=rf"metrics\.jsonl is damaged in .*{words}.*: delete that line"):
-            record.read_metrics(tmp_path)
+            RecordReader(tmp_path).lines()
 
 
 BUSY = r"another process is writing the run directory .*: wait for it, or choose another --run-dir\."
@@ -57,9 +57,9 @@ def test_second_writer_is_refused_and_changes_nothing(tmp_path):
     tiny.fit(short, path)
     jn.sweep(short, points, run_dir=tmp_path / "sweep", **tiny.MEMBERS)
     before = contents(tmp_path)
-    with open_record(path), open_record(tmp_path / "sweep"):
+    with Record.open(path), Record.open(tmp_path / "sweep"):
         for call in (
-            lambda: open_record(path).__enter__(),
+            lambda: Record.open(path).__enter__(),
             lambda: tiny.fit(short, path),
             lambda: tiny.fit(short, resume=path),
             lambda: jn.sweep(short, points, run_dir=path, **tiny.HOW),
@@ -69,10 +69,10 @@ def test_second_writer_is_refused_and_changes_nothing(tmp_path):
             with pytest.raises(RecordError, match=BUSY):
                 call()
     assert contents(tmp_path) == before
-    with pytest.raises(ZeroDivisionError), open_record(path):
-        assert is_locked(path)
+    with pytest.raises(ZeroDivisionError), Record.open(path):
+        assert RecordReader(path).is_locked
         raise ZeroDivisionError
-    assert not is_locked(path), "the lock was not released after an error"
+    assert not RecordReader(path).is_locked, "the lock was not released after an error"
 
 
 def test_directory_taken_just_before_the_lock_is_not_overwritten(tmp_path, monkeypatch):
@@ -90,15 +90,15 @@ def test_directory_taken_just_before_the_lock_is_not_overwritten(tmp_path, monke
 
 
 def test_occupied_directory_is_refused_and_an_empty_one_taken(tmp_path):
-    assert record.create_run_dir(tmp_path) == tmp_path
-    assert record.create_run_dir(tmp_path / "a" / "b").is_dir()
-    paths = {record.new_run_dir("tiny", tmp_path) for _ in range(3)}
+    assert Record.create(tmp_path) == tmp_path
+    assert Record.create(tmp_path / "a" / "b").is_dir()
+    paths = {Record.unused_path("tiny", tmp_path) for _ in range(3)}
     assert len(paths) == 3 and all(path.parent == tmp_path / "tiny" for path in paths)
     # A process that was killed at its start leaves these.
     (path := tmp_path / "killed").mkdir()
     for name in (".lock", "metrics.jsonl", ".record.json.7"):
         (path / name).write_text("")
-    assert record.create_run_dir(path) == path
+    assert Record.create(path) == path
     (path / "metrics.jsonl").write_text("{}\n")
     (tmp_path / "notes.txt").write_text("mine")
     for taken, words in (
@@ -108,7 +108,7 @@ def test_occupied_directory_is_refused_and_an_empty_one_taken(tmp_path):
         (tmp_path / "notes.txt" / "run", "cannot be written .*Not a directory"),
     ):
         with pytest.raises(RecordError, match=words):
-            record.create_run_dir(taken)
+            Record.create(taken)
 
 
 def test_run_ends_if_its_directory_disappears(tmp_path):
@@ -118,7 +118,7 @@ def test_run_ends_if_its_directory_disappears(tmp_path):
             if report.step == 10:
                 shutil.rmtree(path)
     assert not path.exists(), "half a record was left"
-    with pytest.raises(RecordError, match=r"its \.lock deleted"), open_record(tmp_path) as opened:
+    with pytest.raises(RecordError, match=r"its \.lock deleted"), Record.open(tmp_path) as opened:
         (tmp_path / ".lock").unlink()
         (tmp_path / ".lock").touch()
         opened.report({"step": 1})
@@ -138,7 +138,7 @@ def test_damaged_and_missing_records_are_named_in_one_line(tmp_path):
         if text is not None:
             (tmp_path / "record.json").write_bytes(text.encode("latin-1"))
         with pytest.raises(RecordError, match="holds no record" if text is None else r"d\.json cannot .*damaged\.$"):
-            record.read_run(tmp_path)
+            RecordReader(tmp_path).run_facts()
 
 
 @dataclasses.dataclass(frozen=True)

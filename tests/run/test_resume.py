@@ -14,9 +14,9 @@ import pytest
 
 import jaxnn as jn
 from jaxnn._disk import write_json
+from jaxnn._fingerprints import changed_parts
 from jaxnn._json import check_same_config, config_json, jsonable
 from jaxnn.engine import programs_of, recorded_options, with_changes
-from jaxnn.record import changed_parts
 from jaxnn.run import continued_options
 from tests import tiny
 from tests.engine.test_extensions import Table

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxnn import record
 from jaxnn._json import json_line
+from jaxnn.record import Record
 from jaxnn.sweeps import Sweep, open_sweep
 from jaxnn.types import ConfigError, RecordError
 from tests import swept, tiny
@@ -61,7 +61,7 @@ def test_killed_sweep_reads_as_interrupted_without_its_torn_last_line(tmp_path):
     path = swept.write(tmp_path / "s", lines, status="running", summary=None)
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"member": 1, "st')
-    with record.open_record(path):
+    with Record.open(path):
         running = open_sweep(path)
     assert running.status == running.members[1].status == "running" and running.summary == {}
     killed = open_sweep(path)

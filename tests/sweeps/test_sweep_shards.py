@@ -18,7 +18,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn._disk import write_json
-from jaxnn.record import Checkpoints, is_sweep, open_record
+from jaxnn.record import Checkpoints, Record, RecordReader
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import shell, tiny
 from tests.swept import EXPERIMENT, POINTS
@@ -206,7 +206,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert first.status == "finished" and first.dir == path / "shards" / "2-of-2"
     words = "sweep --shard 1/2 --steps-per-call 5 --report-every 5 --eval-every 10 --vmap-size 2 --devices 1"
     # Shards hold locks of their own; no values are needed to start another from the shell.
-    with open_record(first.dir):
+    with Record.open(first.dir):
         jn.main(EXPERIMENT, [*words.split(), "--progress", "none", "--resume", str(path)])
         with pytest.raises(jn.RecordError, match="another process is writing"):
             sweep(resume=path, shard="2/2")
@@ -234,7 +234,7 @@ def test_shards_are_disjoint_and_cover_the_sweep():
 
 def test_shards_read_as_the_sweep_in_one_process(shared, finished):
     shards = jn.open_sweep(shared, EXPERIMENT)
-    assert is_sweep(shared) and shards.status == "finished" and indices(shards) == list(range(8))
+    assert RecordReader(shared).is_sweep and shards.status == "finished" and indices(shards) == list(range(8))
     assert_equal(shards, finished, 1e-5)
     assert shards.axes == finished.axes and len(shards.lines) == len(finished.lines)
     assert shards.summary["member_steps"] == finished.summary["member_steps"] == 240
@@ -257,7 +257,7 @@ def test_finished_shard_is_resumed_by_the_call_that_started_it(half):
     found = jn.open_sweep(half)
     assert found.status == "interrupted" and indices(found) == list(range(8))
     assert [member.status for member in found.members] == ["waiting", "finished"] * 4
-    with open_record(shard):
+    with Record.open(shard):
         write_json(shard / "record.json", tiny.read(shard) | {"status": "running"})
         assert jn.open_sweep(half).status == "running"
     assert jn.open_sweep(half).status == "interrupted"
