@@ -173,7 +173,7 @@ def plan(experiment: Experiment[Any], options: PlanOptions | None = None, **chan
     """
     options = engine.with_changes(options or PlanOptions(), changes)
     axes = parallel.parse_mesh(options.mesh) if options.mesh else {parallel.DATA: options.devices or 1}
-    count, strategy = options.devices or math.prod(axes.values()), parallel.find_strategy(options.strategy)
+    count, strategy = options.devices or math.prod(axes.values()), parallel.Strategy.find(options.strategy)
     if options.members > 1:
         axes = {engine.MEMBERS: 1, **axes}
         if count > 1:
@@ -196,7 +196,7 @@ def plan(experiment: Experiment[Any], options: PlanOptions | None = None, **chan
     if options.members > 1 and splits.train.examples is None:
         raise ConfigError("members are planned with data in memory, and these are streamed: plan one run.")
     steps_per_epoch(splits.train.num_examples, experiment.config.batch_size)  # raises if there is not one
-    parallel.check_divides(experiment.config.batch_size, layout.data_size)
+    layout.check_divides(experiment.config.batch_size)
     with context:
         planned = _plan(experiment, splits, card, usable, layout, options.members)
         return planned._replace(largest=_largest(planned, experiment, splits)) if options.largest else planned

@@ -1,19 +1,14 @@
 """The origin of a run: code, versions, flags, fingerprints of its programs and data, and the shapes of its data."""
 
-import functools
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from jaxnn._json import with_tuples
 from jaxnn.data import ArraySource
-from jaxnn.types import Examples, RecordError, Splits
+from jaxnn.types import Examples, Splits
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
@@ -55,30 +50,3 @@ def describe_data(splits: Splits, examples: Examples) -> dict[str, Any] | None:
         return None
     one = jax.tree.map(lambda rows: f"{rows.dtype}{list(rows.shape[1:])}", examples._asdict())
     return {"splits": {name: source.num_examples for name, source in splits.named().items()}, **one}
-
-
-def recorded_data(path: object, facts: Mapping[str, Any]) -> Splits | None:
-    """Returns data of zeros, which take no memory, with the splits and shapes of the run or group in ``path``.
-
-    None if ``facts`` do not describe the data; RecordError if they do in another form.
-    """
-    described = facts.get("examples")
-    if described is None:
-        return None
-
-    def rows(count: int, text: str) -> np.ndarray:
-        dtype, _, shape = text.removesuffix("]").partition("[")
-        return np.broadcast_to(np.zeros((), jnp.dtype(dtype)), (count, *map(int, filter(None, shape.split(",")))))
-
-    try:
-        one = with_tuples({name: described[name] for name in Examples._fields})
-        if not jax.tree.leaves(one["inputs"]):
-            raise ValueError("there are no inputs")
-        splits: Any = {
-            split: ArraySource(Examples(**jax.tree.map(functools.partial(rows, count), one)))
-            for split, count in described["splits"].items()
-        }
-        others = {name: splits.pop(name) for name in [*splits] if name not in Splits._fields}
-        return Splits(**splits, others=others)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RecordError(f"the shapes of the data in {path} cannot be read ({error!r}): it is damaged.") from error

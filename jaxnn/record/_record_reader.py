@@ -7,15 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from jaxnn._disk import read_file
 from jaxnn._fingerprints import text_fingerprint
-from jaxnn._json import numbers
+from jaxnn._json import numbers, with_tuples
 from jaxnn._report_lines import reports_by_member
+from jaxnn.data import ArraySource
 from jaxnn.parallel import SINGLE_DEVICE
-from jaxnn.record._provenance import recorded_data
 from jaxnn.record._run_directory import METRICS_FILE, RECORD_FILE, check_name, is_locked, read_bytes, states_folder
 from jaxnn.record._schemas import LINE, MEMBER, RECORD, parse
-from jaxnn.types import RecordError, Splits, check_int
+from jaxnn.types import Examples, RecordError, Splits, check_int
 
 MEMBERS_FILE = "members.jsonl"  # of a sweep
 SHARDS = f"shards/*/{RECORD_FILE}"  # in the directory of a sweep without a `record.json` of its own
@@ -162,8 +166,32 @@ class RecordReader:
         return states_folder(self.path.absolute(), self.facts, number)
 
     def data(self, group: Mapping[str, Any]) -> Splits | None:
-        """Zeros with the splits and shapes of the data of a ``group``, which take no memory; None if not described."""
-        return recorded_data(self.path, group)
+        """Data of zeros, which take no memory, with the splits and shapes of a ``group``; None if it has none.
+
+        RecordError if they are described in another form than `describe_data` returns.
+        """
+        described = group.get("examples")
+        if described is None:
+            return None
+
+        def rows(count: int, text: str) -> np.ndarray:
+            dtype, _, shape = text.removesuffix("]").partition("[")
+            return np.broadcast_to(np.zeros((), jnp.dtype(dtype)), (count, *map(int, filter(None, shape.split(",")))))
+
+        try:
+            one = with_tuples({name: described[name] for name in Examples._fields})
+            if not jax.tree.leaves(one["inputs"]):
+                raise ValueError("there are no inputs")
+            splits: Any = {
+                split: ArraySource(Examples(**jax.tree.map(functools.partial(rows, count), one)))
+                for split, count in described["splits"].items()
+            }
+            others = {name: splits.pop(name) for name in [*splits] if name not in Splits._fields}
+            return Splits(**splits, others=others)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RecordError(
+                f"the shapes of the data in {self.path} cannot be read ({error!r}): it is damaged."
+            ) from error
 
     def check_reported(self, member: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> None:
         """Raises RecordError if the sweep finished and a ``member``'s last report is not in its ``lines``."""

@@ -17,7 +17,7 @@ from jaxnn._text import short_path
 from jaxnn.engine import RunOptions
 from jaxnn.observe import Clock, Compilation, Throughput, given_up, peak_memory_bytes
 from jaxnn.run._display import Display
-from jaxnn.run._report import NAME_WIDTH, Summary, device_rows
+from jaxnn.run._report import Summary
 from jaxnn.run._resume import FIXED, check_checkpoint, continued_options
 from jaxnn.types import Experiment, RecordError, TrainingError
 
@@ -77,11 +77,11 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
         engine.check_config(experiment.config)
         if options.record and options.checkpoint_every != 0:
             records.Checkpoints.preload()
-        layout = parallel.make_layout(options.strategy, options.devices, options.mesh, options.device)
-        parallel.check_divides(experiment.config.batch_size, layout.data_size)
+        layout = parallel.Layout.make(options.strategy, options.devices, options.mesh, options.device)
+        layout.check_divides(experiment.config.batch_size)
         if options.eval_batch_size is not None:
-            parallel.check_divides(options.eval_batch_size, layout.data_size, "eval_batch_size")
-        display.rows(device_rows(layout.num_devices), NAME_WIDTH)
+            layout.check_divides(options.eval_batch_size, "eval_batch_size")
+        display.device(layout.num_devices)
         with clock.span("load", "loading the data"):
             splits = engine.load_data(experiment)
         steps_per_call = before["groups"][0]["steps_per_call"] if before else None

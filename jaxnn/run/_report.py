@@ -9,30 +9,16 @@ import jax
 from jaxnn._text import format_bytes, format_rate, format_split
 from jaxnn.engine import Stall, Trainer
 from jaxnn.nn import onednn_missing, platform
-from jaxnn.observe import Throughput, cpu_count, device_kind, missing_gpu
+from jaxnn.observe import Throughput
 from jaxnn.parallel import find_devices
 from jaxnn.run._watchdog import spoken
 
-# The rows of the device and of the startup report are aligned: the longest name is "implementations".
-NAME_WIDTH = 15
 # A loop this much slower than a step alone is worth a hint.
 SLOW_LOOP = 1.5
 # Seconds of a step with convolutions from which on faster ones are worth a hint.
 SLOW_STEP = 0.01
 # A summary reports the time spent waiting for data from this share of training on.
 WORTH_REPORTING = 0.01
-
-
-def device_rows(num_used: int | None = None) -> list[tuple[str, str | None]]:
-    """Rows of name and value: the first device, the number used of those there are, CPU cores, JAX, a warning."""
-    devices = find_devices()
-    device, num_devices = devices[0], len(devices)
-    place = f"{device.platform}:{device.id} ({device_kind(device)})"
-    used = "" if num_used is None else f"{num_used} of "
-    among = f", {used}{num_devices} devices" if num_devices > 1 else ""
-    processes = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    described = f"{place}{among}{processes}; {cpu_count()} CPU cores; jax {jax.__version__}"
-    return [("device", described), ("warning", missing_gpu())]
 
 
 def startup_report(

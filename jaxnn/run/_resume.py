@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn.engine import RunOptions, Trainer, deciding_options, marked, recorded_options
-from jaxnn.parallel import STRATEGIES, choose_devices, find_devices, find_strategy, parse_mesh
+from jaxnn.parallel import STRATEGIES, Strategy, choose_devices, find_devices, parse_mesh
 from jaxnn.record import FOLDER, TRACKERS
 from jaxnn.types import ConfigError, RecordError
 
@@ -147,4 +147,4 @@ def _size(mesh: str) -> int:
 
 
 def _fits(strategy: Any, mesh: str) -> bool:
-    return find_strategy(strategy).fits(parse_mesh(mesh))
+    return Strategy.find(strategy).fits(parse_mesh(mesh))

@@ -19,7 +19,7 @@ from jaxnn._json import check_same_config, config_from_json, config_json
 from jaxnn._report_lines import final_metrics, metrics_of
 from jaxnn._text import Table, short_path, text_table
 from jaxnn.observe import Clock, Throughput, describe_devices
-from jaxnn.parallel import Layout, make_layout, process_count
+from jaxnn.parallel import Layout, process_count
 from jaxnn.run._confusion_matrix import ConfusionMatrix, count_confusions
 from jaxnn.run._export import export_model
 from jaxnn.run._model_summary import ModelSummary, summarise_model
@@ -347,7 +347,7 @@ def _open_recorded(
         experiment = dataclasses.replace(experiment, config=config)
         if not (states := recorded.states).is_dir():
             raise RecordError(f"the run in {path} kept no checkpoints: open it without the experiment.")
-        trainer = _open_trainer(experiment, options, path, recorded.group, make_layout(devices=devices))
+        trainer = _open_trainer(experiment, options, path, recorded.group, Layout.make(devices=devices))
         state, shapes = None, trainer.programs.shapes
         if recorded.row is None:
             state = record.load_checkpoint(path, shapes)

@@ -18,7 +18,7 @@ from jaxnn._compat import needs_extra
 from jaxnn._signals import Interruption, interruptible
 from jaxnn.engine import with_changes
 from jaxnn.record import Record, RecordReader, jax_flags
-from jaxnn.run import file_name_of, open_display
+from jaxnn.run import Display, file_name_of
 from jaxnn.search import Halving, Points, named
 from jaxnn.sweeps._groups import reason
 from jaxnn.sweeps._members import count_by_status
@@ -113,7 +113,7 @@ def _sweep_on_ray(experiment: Experiment[Any], points: Points | Halving, options
         # A process keeps the GPU it opened, and the next task may be given another.
         device = {"num_gpus": 1, "max_calls": 1} if gpus else one_core
         train_remotely = ray.remote(_train_shard).options(max_retries=MAX_RETRIES, **device)
-        with open_display("none" if options.progress == "none" else "plain") as display:
+        with Display.open("none" if options.progress == "none" else "plain") as display:
             workers = f"{num_workers} workers with {'a GPU' if gpus else 'a core'} each"
             display.rows([("ray", workers), ("shards", str(num_shards))])
             shards = (f"{part}/{num_shards}" for part in range(1, num_shards + 1))

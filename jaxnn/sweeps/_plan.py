@@ -45,7 +45,7 @@ class SweepOptions(engine.RunOptions):
         super().__post_init__()
         if not callable(self.executor) and self.executor not in ("local", "ray"):
             raise ConfigError(f"executor is {self.executor!r}, and must be local, ray or a function.")
-        strategy = parallel.find_strategy(self.strategy)
+        strategy = parallel.Strategy.find(self.strategy)
         if strategy.axis_name is not None:
             raise ConfigError(
                 f"strategy {strategy.name} maps its program over devices, which a sweep does with "
@@ -192,13 +192,13 @@ def checked_points(experiment: Experiment[Any], points: Points | Halving, option
         # How members share a batch does not depend on their number.
         layout = members_layout(options, batch_size, num_members=1)
         if options.eval_batch_size is not None:
-            parallel.check_divides(options.eval_batch_size, layout.data_size, "eval_batch_size")
+            layout.check_divides(options.eval_batch_size, "eval_batch_size")
     return points
 
 
 def members_layout(options: SweepOptions, batch_size: int, num_members: int) -> parallel.Layout:
     """The devices that members are sharded over, and how each member is placed on several."""
-    found, strategy = parallel.find_devices(options.device), parallel.find_strategy(options.strategy)
+    found, strategy = parallel.find_devices(options.device), parallel.Strategy.find(options.strategy)
     meshed = None if options.mesh is None else {engine.MEMBERS: 1, **parallel.parse_mesh(options.mesh)}
     devices = parallel.choose_devices(found, options.devices, None if meshed is None else math.prod(meshed.values()))
     # One member on each device, unless a strategy is given: that shards each member over all devices.
@@ -212,7 +212,7 @@ def members_layout(options: SweepOptions, batch_size: int, num_members: int) -> 
     layout = parallel.Layout(
         strategy, parallel.make_mesh(devices if options.mesh else devices[:size], axes), (parallel.DATA, engine.MEMBERS)
     )
-    parallel.check_divides(batch_size, layout.data_size)
+    layout.check_divides(batch_size)
     return layout._replace(strategy=parallel.STRATEGIES["data"]) if layout.data_size == 1 else layout
 
 

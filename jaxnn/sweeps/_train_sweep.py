@@ -51,12 +51,12 @@ def sweep_here(
         checked_points(experiment, points, options)
         if options.record and options.checkpoint_every != 0 and not options.plan_only:
             Checkpoints.preload()
-        display = around.enter_context(runs.open_display(options.progress))
+        display = around.enter_context(runs.Display.open(options.progress))
         with display.announcing(clock):
-            display.rows(runs.device_rows(), runs.NAME_WIDTH)
+            display.device()
             plan = plan_sweep(experiment, points, options, clock)
             _sweep_record.restore_plan(plan, before)
-            display.rows(sweep_rows(plan), runs.NAME_WIDTH)
+            display.rows(sweep_rows(plan), aligned=True)
             origin = origin or origin_of(experiment)
             if options.plan_only:
                 return _plan_only(plan, display, origin)

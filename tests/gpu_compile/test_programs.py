@@ -20,7 +20,7 @@ import jaxnn as jn
 from jaxnn import engine
 from jaxnn._compat import tracing_for
 from jaxnn.observe import Work, nbytes
-from jaxnn.parallel import DATA, Layout, find_strategy, make_mesh, parse_mesh
+from jaxnn.parallel import DATA, Layout, Strategy, make_mesh, parse_mesh
 from jaxnn.plans import CARDS, topology
 from tests import tiny
 
@@ -107,7 +107,7 @@ def compile_step(name: str, how: str, members: int) -> Program:
     # On an H100, cuDNN is not chosen for so few features and keys.
     card = "a100" if name.startswith(("lstm", "gpt")) else "h100"
     devices = topology(CARDS[card], math.prod(axes.values()))
-    strategy = find_strategy(how.partition("+")[0].replace("one", "data"))
+    strategy = Strategy.find(how.partition("+")[0].replace("one", "data"))
     layout = Layout(strategy, make_mesh(devices, axes), (DATA, engine.MEMBERS), abstract=True)
     one = experiment(name)
     num_seeds, shape = (members, engine.Shape(1, members)) if members > 1 else (None, None)

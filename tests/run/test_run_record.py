@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 import jaxnn as jn
 from jaxnn._disk import write_json
 from jaxnn.engine import programs_of
-from jaxnn.parallel import make_layout
+from jaxnn.parallel import Layout
 from jaxnn.record import RecordReader
 from jaxnn.types import ConfigError, RecordError
 from tests import draws, shell, tiny
@@ -139,7 +139,7 @@ def test_record_is_complete(run):
 
 @pytest.mark.several_devices
 def test_fingerprint_does_not_depend_on_how_a_run_is_computed(run):
-    layout = make_layout(strategy="data", devices=4)
+    layout = Layout.make(strategy="data", devices=4)
     fingerprint = programs_of(run.experiment, tiny.splits(), resident=False, layout=layout).fingerprint()
     assert tiny.read(run.dir)["groups"][0]["fingerprint"] == fingerprint
 
