@@ -44,6 +44,11 @@ def target_device() -> Any:
     return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
 
 
+def platform() -> str:
+    """The platform of the device that programs are compiled for here: ``cpu``, ``gpu`` or ``tpu``."""
+    return str(target_device().platform)
+
+
 def compute_capability() -> float:
     """The compute capability of this device if it is an NVIDIA GPU; otherwise 0."""
     try:

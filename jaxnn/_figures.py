@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxnn._report_lines import metrics_of
+from jaxnn._json import metrics_of
 from jaxnn.types import printable
 
 if TYPE_CHECKING:

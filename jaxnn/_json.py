@@ -1,9 +1,10 @@
-"""Configs and other values in JSON's types, and back."""
+"""Configs, the lines that runs report and other values in JSON's types, and back."""
 
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 from jaxnn.types import ConfigError
 
 NAMES = ("nan", "inf", "-inf")  # of floats that JSON lacks
+# The keys of a line that are no metrics; those have the name of their split, or of a probe, in front.
+NO_METRICS = ("step", "member", "seconds", "steps_per_second", "examples_per_second", "elapsed")
 
 
 def json_line(content: Mapping[str, Any]) -> str:
@@ -113,3 +116,21 @@ def check_same_config(recorded: dict[str, Any], config: Any, kind: str, path: Pa
                 f"the {kind} in {path} has {name} = {value!r}, this experiment {now[name]!r}: resume it with "
                 f"experiment.replace({name}={value!r}), or start a new {kind}."
             )
+
+
+def final_metrics(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The last value of each metric in the lines of ``metrics.jsonl``, oldest first."""
+    return {name: value for line in lines for name, value in metrics_of(line).items()}
+
+
+def metrics_of(line: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics in a line of ``metrics.jsonl``."""
+    return {name: value for name, value in line.items() if name not in NO_METRICS}
+
+
+def reports_by_member(lines: Iterable[Mapping[str, Any]]) -> defaultdict[int, list[dict[str, Any]]]:
+    """The ``lines`` of ``metrics.jsonl`` by their column ``member``, and without it; none for other members."""
+    reports = defaultdict[int, list[dict[str, Any]]](list)
+    for line in lines:
+        reports[line["member"]].append({name: line[name] for name in line if name != "member"})
+    return reports

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen
 
-from jaxnn.nn import adam_update, unbox
+from jaxnn.nn import adam_update
 from jaxnn.optim import (
     AdamTransformation,
     LossScaleState,
@@ -46,7 +47,7 @@ def init_train_state(
     (0, (8, 10))
     """
     init_key, step_key = jax.random.split(key)
-    params, model_state = unbox(checked(task).init(init_key, batch))
+    params, model_state = linen.unbox(checked(task).init(init_key, batch))
 
     def take(path: Any, leaf: jax.Array) -> jax.Array:
         name = path_name(path)

@@ -25,7 +25,7 @@ from tests import processes
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIBRARY = sorted((ROOT / "jaxnn").rglob("*.py"))
 LEVELS = (
-    "types > _compat _bounds _fingerprints _json _report_lines > _text > _disk _figures _signals > nn data optim"
+    "types > _batch_context _bounds _compat _fingerprints _json > _text > _disk _figures _signals > nn data optim"
     " observe search > models > tasks > steps > parallel > record > engine > run > sweeps > advice plans trees testing"
     " > cli > __init__ > __main__"
 )

@@ -13,7 +13,7 @@ import tyro
 from jaxnn import sweeps
 from jaxnn._disk import write_bytes
 from jaxnn._figures import draw_curves
-from jaxnn._report_lines import final_metrics
+from jaxnn._json import final_metrics
 from jaxnn._text import any_text, format_bytes, format_split, text_table
 from jaxnn.cli._process import exit_on_user_error
 from jaxnn.cli._script import main, only_compile

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxnn import observe
@@ -19,7 +20,7 @@ from jaxnn.engine._feed import Piece, evaluation_pieces
 from jaxnn.engine._prediction import make_predict, metrics_of_outputs
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, Start, find_start, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
-from jaxnn.nn import collect_reasons, partition_specs
+from jaxnn.nn import collect_reasons
 from jaxnn.parallel import Layout, broadcast_from_primary, process_count, shardings_of
 from jaxnn.steps import Totals, make_evaluate_step
 from jaxnn.tasks import derived_metrics
@@ -61,7 +62,7 @@ class Programs:
                 named = jax.eval_shape(
                     lambda rows: self.task.init(jax.random.key(0), self.source.as_batch(rows))[0], self.first_examples
                 )
-                self.shardings = self.layout.state_shardings(self.shapes, partition_specs(named))
+                self.shardings = self.layout.state_shardings(self.shapes, linen.get_partition_spec(named))
             self.metrics = tuple(jax.eval_shape(self._step, self.shapes, self._trained_on)[1])
 
     @property

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxnn._compat import platform
 from jaxnn._fingerprints import PARTS
 from jaxnn.data import steps_per_epoch
 from jaxnn.engine._checks import notes_on
@@ -25,7 +26,6 @@ from jaxnn.engine._tuning import (
     plan_vmap_size,
 )
 from jaxnn.engine._windows import near_divisor, typical_window, with_tails
-from jaxnn.nn import platform
 from jaxnn.observe import Clock, describe_devices
 from jaxnn.parallel import SINGLE_DEVICE, Layout, all_agree, process_count
 from jaxnn.record import jax_flags

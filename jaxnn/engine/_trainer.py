@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn import record as records
-from jaxnn._report_lines import final_metrics, metrics_of, reports_by_member
+from jaxnn._json import final_metrics, metrics_of, reports_by_member
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._options import RunOptions, named_probes, stopping_rule
 from jaxnn.engine._states import HostStates, Shape, host_shapes, shape_of

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from jaxnn._compat import UNOPENED
-from jaxnn.nn import platform as default_platform
+from jaxnn._compat import platform as default_platform
 from jaxnn.observe import missing_gpu
 from jaxnn.types import ConfigError, on_one_line, suggest
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from jaxnn._disk import read_file
 from jaxnn._fingerprints import text_fingerprint
-from jaxnn._json import numbers, with_tuples
-from jaxnn._report_lines import reports_by_member
+from jaxnn._json import numbers, reports_by_member, with_tuples
 from jaxnn.data import ArraySource
 from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.record._run_directory import METRICS_FILE, RECORD_FILE, check_name, is_locked, read_bytes, states_folder

@@ -18,7 +18,7 @@ import optax
 
 from jaxnn import data as sources
 from jaxnn import engine, tasks
-from jaxnn._report_lines import metrics_of
+from jaxnn._json import metrics_of
 from jaxnn._signals import interruptible
 from jaxnn._text import short_path
 from jaxnn.engine import RunOptions

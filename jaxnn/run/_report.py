@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 
+from jaxnn._compat import platform
 from jaxnn._text import format_bytes, format_rate, format_split
 from jaxnn.engine import Stall, Trainer
-from jaxnn.nn import onednn_missing, platform
+from jaxnn.nn import onednn_missing
 from jaxnn.observe import Throughput
 from jaxnn.parallel import find_devices
 from jaxnn.run._watchdog import spoken

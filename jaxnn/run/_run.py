@@ -15,8 +15,7 @@ import numpy as np
 from jaxnn import engine, record
 from jaxnn._figures import draw_curves
 from jaxnn._fingerprints import changed_implementations, check_same_data, data_fingerprint
-from jaxnn._json import check_same_config, config_from_json, config_json
-from jaxnn._report_lines import final_metrics, metrics_of
+from jaxnn._json import check_same_config, config_from_json, config_json, final_metrics, metrics_of
 from jaxnn._text import Table, short_path, text_table
 from jaxnn.observe import Clock, Throughput, describe_devices
 from jaxnn.parallel import Layout, process_count

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn import engine, record
-from jaxnn._json import with_tuples
-from jaxnn._report_lines import reports_by_member
+from jaxnn._json import reports_by_member, with_tuples
 from jaxnn.search import Axis
 from jaxnn.sweeps._members import Member
 from jaxnn.sweeps._plan import SweepOptions

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxnn._report_lines import metrics_of
+from jaxnn._json import metrics_of
 from jaxnn._text import Table, format_rate, format_split, short_path, text_table
 from jaxnn.run import Run, open_run
 from jaxnn.search import NAME, Axis

@@ -7,8 +7,7 @@ from typing import Any
 
 from jaxnn import record
 from jaxnn._disk import write_bytes
-from jaxnn._json import check_same_config, config_from_json, config_json, json_line, jsonable
-from jaxnn._report_lines import reports_by_member
+from jaxnn._json import check_same_config, config_from_json, config_json, json_line, jsonable, reports_by_member
 from jaxnn.engine import (
     MemberLog,
     PopulationRecord,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.nn import BatchSharding, use_batch_axis, use_batch_sharding
+from jaxnn._batch_context import BatchSharding, use_batch_axis, use_batch_sharding
 from jaxnn.types import (
     STEP_MAKER,
     Batch,

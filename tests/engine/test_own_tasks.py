@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import jaxnn as jn
+from jaxnn._batch_context import is_full
 from jaxnn.engine import resolve_cadences
 from tests import tiny
 from tests.tiny import nats
@@ -20,7 +21,7 @@ SIZES = np.arange(7.0, dtype=np.float32)
 
 
 def loss(params: Any, model_state: Any, batch: jn.Batch, key: jax.Array) -> Any:
-    assert jn.nn.is_full(batch.mask), "while tracing it is known that nothing is padding"
+    assert is_full(batch.mask), "while tracing it is known that nothing is padding"
     return nats(params, batch).mean(), (model_state, {"half": 0.5})
 
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxnn.nn import BatchSharding, attention, collect_reasons, use_batch_sharding
+from jaxnn._batch_context import BatchSharding, use_batch_sharding
+from jaxnn.nn import attention, collect_reasons
 from jaxnn.observe import Traced
 from jaxnn.types import ConfigError
 from tests import draws, native

@@ -13,6 +13,7 @@ from flax import linen
 from jax import lax
 
 from jaxnn import models, nn, tasks
+from jaxnn._batch_context import BatchSharding, use_batch_sharding
 from jaxnn._compat import TARGET
 from jaxnn.observe import Traced
 from jaxnn.types import Batch, ConfigError
@@ -121,8 +122,8 @@ def test_small_products_and_other_dtypes_are_left_to_xla():
 
     assert chosen(65, 64) == ["onednn"]
     assert chosen(64, 64) == chosen(65, 64, dtype="float16") == ["xla"]
-    rows = nn.BatchSharding(80, lambda rows: rows, lambda function, *_: function)
-    with nn.use_batch_sharding(rows), pytest.raises(ConfigError, match="whose axis is not the first"):
+    rows = BatchSharding(80, lambda rows: rows, lambda function, *_: function)
+    with use_batch_sharding(rows), pytest.raises(ConfigError, match="whose axis is not the first"):
         native_product(np.ones((1, 80, 5), np.float32), KERNEL, (((2,), (0,)), ((), ())))
     with pytest.raises(ConfigError, match="there is one row"):
         native_product(X[0], KERNEL, (((0,), (0,)), ((), ())))
@@ -227,7 +228,7 @@ def test_native_gradients_of_tables_have_the_bits_of_xla():
 
     assert Traced(gradients, table).implementations["lookup"] == ["native"]
     assert Traced(gradients_by_xla, table).implementations["lookup"] == ["xla"]
-    with nn.use_batch_sharding(nn.BatchSharding(64, lambda x: x, lambda f, *_: f)):
+    with use_batch_sharding(BatchSharding(64, lambda x: x, lambda f, *_: f)):
         assert Traced(lambda table: gradients(table), table).implementations["lookup"] == ["xla"]
     (found, found_mean), (expected, mean) = jax.jit(lambda table: (gradients(table), gradients_by_xla(table)))(table)
     np.testing.assert_array_equal(found, expected)

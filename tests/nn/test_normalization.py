@@ -11,7 +11,8 @@ import pytest
 from flax import linen
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxnn.nn import BatchNorm, LayerNorm, use_batch_axis, use_batch_mask
+from jaxnn._batch_context import use_batch_axis, use_batch_mask
+from jaxnn.nn import BatchNorm, LayerNorm
 from jaxnn.observe import Traced
 from jaxnn.types import ConfigError
 from tests import draws, native
