@@ -109,14 +109,9 @@ class ClusterOptions:
 
     def place(self) -> Place | None:
         """Which process this is, None: the only one; raises ConfigError if flags are incomplete or contradictory."""
-        return Place.of_flags(
-            self.coordinator,
-            self.num_processes,
-            self.process_id,
-            distributed=self.distributed,
-            start_timeout=self.start_timeout,
-            lost_after=self.lost_after,
-        )
+        flags = dataclasses.asdict(self)
+        del flags["cpu_devices"]
+        return Place.of_flags(**flags)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from jaxnn.engine._prediction import make_predict, metrics_of_outputs
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, Start, find_start, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
 from jaxnn.nn import collect_reasons
-from jaxnn.parallel import Layout, broadcast_from_primary, process_count, shardings_of
+from jaxnn.parallel import Layout, broadcast_from_primary, process_count
 from jaxnn.steps import Totals, make_evaluate_step
 from jaxnn.tasks import derived_metrics
 from jaxnn.types import ENDLESS, Array, Batch, ConfigError, Examples, Source, Splits, Task, TrainingError, TrainState
@@ -373,7 +373,8 @@ class Programs:
                 if (state := self.sharding(shape)) is not None:
                     spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
                     totals = NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
-                    jit |= {"in_shardings": (state, totals, shardings_of(examples)), "out_shardings": (state, totals)}
+                    placed = jax.tree.map(lambda array: array.sharding, examples)
+                    jit |= {"in_shardings": (state, totals, placed), "out_shardings": (state, totals)}
                 arguments = self.abstract(shape), self.zeros(shape), examples
                 train = make(self.spec, num_steps)
                 return observe.Lowered.of(train, f"{program}", cause, *arguments, donate_argnums=0, **jit)
@@ -382,7 +383,8 @@ class Programs:
                 if (state := self.sharding(shape)) is not None:
                     spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
                     kept = NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
-                    jit |= {"in_shardings": (state, *shardings_of(piece), kept)}
+                    placed = jax.tree.map(lambda array: array.sharding, piece)
+                    jit |= {"in_shardings": (state, *placed, kept)}
                     jit |= {"out_shardings": self.layout.replicated} if shape is None else {}
                 given = self.abstract(shape), *piece, self._kept_shapes(shape, split, piece)
                 return observe.Lowered.of(self._evaluation(shape, split), f"{program}", "start", *given, **jit)

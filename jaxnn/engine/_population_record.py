@@ -8,6 +8,7 @@ from typing import Any
 from jaxnn import record as records
 from jaxnn._fingerprints import changed_implementations, changed_parts, check_same_data
 from jaxnn._json import config_json
+from jaxnn._provenance import jax_flags
 from jaxnn.engine._options import RunOptions, recorded_options
 from jaxnn.engine._trainer import RUNNING, Trainer
 from jaxnn.observe import Compilation, describe_devices
@@ -53,7 +54,7 @@ class PopulationRecord:
         assert self.directory is not None
         path, now = self.directory.path, dict(how)
         changed, damaged = list[str](), list[str]()
-        trainer.open_store(self.directory, self.directory.states(self.facts, number))
+        trainer.open_store(self.directory, records.Record.states(path, self.facts, number))
         before = {} if self.before is None else self.before["groups"][number]
         if self.before is not None and before.get("fingerprint") is not None:  # it was started
             kind = "sweep" if self.facts["points"] else "run"
@@ -157,7 +158,7 @@ def _process_facts(experiment: Experiment[Any], options: RunOptions, script: Map
         "config": config_json(experiment.config),
         "options": recorded_options(options),
         "devices": describe_devices(),
-        "jax_flags": records.jax_flags(),
+        "jax_flags": jax_flags(),
         **script,
     }
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxnn._compat import platform
 from jaxnn._fingerprints import PARTS
+from jaxnn._provenance import jax_flags
 from jaxnn.data import steps_per_epoch
 from jaxnn.engine._checks import notes_on
 from jaxnn.engine._compiler import Programs
@@ -28,7 +29,6 @@ from jaxnn.engine._tuning import (
 from jaxnn.engine._windows import near_divisor, typical_window, with_tails
 from jaxnn.observe import Clock, describe_devices
 from jaxnn.parallel import SINGLE_DEVICE, Layout, all_agree, process_count
-from jaxnn.record import jax_flags
 from jaxnn.tasks import check_direction, direction_of
 from jaxnn.types import Array, ConfigError, DataError, Experiment, Splits, TrainState, suggest
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxnn.parallel import fetching
+from jaxnn._transfers import fetching
 from jaxnn.record import as_key_like
 from jaxnn.types import Array, ConfigError, Experiment, PyTree, TrainState, is_key
 

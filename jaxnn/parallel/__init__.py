@@ -1,5 +1,6 @@
 """Devices, meshes and strategies: one program on many devices, in one process or several."""
 
+from jaxnn._transfers import PINNED, fetching
 from jaxnn.parallel._devices import (
     DATA,
     choose_devices,
@@ -14,7 +15,6 @@ from jaxnn.parallel._layout import SINGLE_DEVICE, Layout
 from jaxnn.parallel._link import Ending, Link
 from jaxnn.parallel._place import Place, is_primary, process_count
 from jaxnn.parallel._processes import StopVote, all_agree, broadcast_from_primary, joined, set_resume_hint
-from jaxnn.parallel._strategies import STRATEGIES, Strategy, shardings_of, strategy_for
-from jaxnn.parallel._transfers import PINNED, fetching
+from jaxnn.parallel._strategies import STRATEGIES, Strategy, strategy_for
 
 __all__ = ["STRATEGIES", "Place", "Strategy", "joined"]

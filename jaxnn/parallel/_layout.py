@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from jaxnn._transfers import GPU, send_pinned
 from jaxnn.parallel._devices import DATA, Wanted, choose_devices, find_devices, format_mesh, make_mesh, parse_mesh
 from jaxnn.parallel._strategies import STRATEGIES, Strategy, spec_axes
-from jaxnn.parallel._transfers import GPU, send_pinned
 from jaxnn.types import ConfigError, PyTree, TrainState, path_name
 
 

@@ -83,11 +83,6 @@ def spec_axes(spec: PartitionSpec) -> list[str]:
     return [name for part in spec for name in _names(part)]
 
 
-def shardings_of(tree: PyTree) -> Any:
-    """The sharding of each array of ``tree``."""
-    return jax.tree.map(lambda array: array.sharding, tree)
-
-
 def shard_state(mesh: Mesh, shapes: TrainState, specs: PyTree, *, fully_sharded: bool) -> TrainState:
     """Shards the arrays of a state along the axes that the model names; other axes are replicated or fully sharded.
 

@@ -16,7 +16,7 @@ from jaxnn._fingerprints import text_fingerprint
 from jaxnn._json import numbers, reports_by_member, with_tuples
 from jaxnn.data import ArraySource
 from jaxnn.parallel import SINGLE_DEVICE
-from jaxnn.record._run_directory import METRICS_FILE, RECORD_FILE, check_name, is_locked, read_bytes, states_folder
+from jaxnn.record._run_directory import METRICS_FILE, RECORD_FILE, Record, check_name, is_locked, read_bytes
 from jaxnn.record._schemas import LINE, MEMBER, RECORD, parse
 from jaxnn.types import Examples, RecordError, Splits, check_int
 
@@ -162,7 +162,7 @@ class RecordReader:
 
     def states(self, number: int) -> Path:
         """The folder of the checkpoints of a group, by its number."""
-        return states_folder(self.path.absolute(), self.facts, number)
+        return Record.states(self.path.absolute(), self.facts, number)
 
     def data(self, group: Mapping[str, Any]) -> Splits | None:
         """Data of zeros, which take no memory, with the splits and shapes of a ``group``; None if it has none.
@@ -219,6 +219,18 @@ class RecordReader:
             if has_shards or MEMBERS_FILE in files:  # of a sweep: below are its shards and states
                 folders.clear()
         return sorted(found, key=_age)
+
+
+def describe_data(splits: Splits, examples: Examples) -> dict[str, Any] | None:
+    """Returns the number of examples of each split, and the dtype and shape of one of ``examples [batch, ...]``.
+
+    ``{"splits": {"train": 1437}, "inputs": "float32[64]", "targets": "int32[]"}``; None if the source prepares batches
+    in a way of its own, which a record does not hold.
+    """
+    if getattr(type(splits.train), "as_batch", None) is not ArraySource.as_batch:
+        return None
+    one = jax.tree.map(lambda rows: f"{rows.dtype}{list(rows.shape[1:])}", examples._asdict())
+    return {"splits": {name: source.num_examples for name, source in splits.named().items()}, **one}
 
 
 def _read_facts(file: Path, kind: Mapping[str, Any]) -> dict[str, Any]:

@@ -200,9 +200,10 @@ class Record:
         if self.writes:
             write_json(self.path / name, content)
 
-    def states(self, facts: Mapping[str, Any], number: int) -> Path:
-        """The folder of the checkpoints of a group, by its number, of a population with these ``facts``."""
-        return states_folder(self.path, facts, number)
+    @staticmethod
+    def states(path: Path, facts: Mapping[str, Any], number: int) -> Path:
+        """The folder of the checkpoints of a group, by its number, of the record in ``path`` with these ``facts``."""
+        return path / GROUPS / f"{number}" if facts["points"] else path / FOLDER
 
 
 def is_locked(path: Path) -> bool:
@@ -263,8 +264,3 @@ def read_bytes(file: Path) -> bytes:
         return b""
     except OSError as error:
         raise RecordError(f"{file} cannot be read ({error.strerror or error}): the record is damaged.") from error
-
-
-def states_folder(path: Path, facts: Mapping[str, Any], number: int) -> Path:
-    """The folder of the checkpoints of a group, by its number, of the record in ``path`` with these ``facts``."""
-    return path / GROUPS / f"{number}" if facts["points"] else path / FOLDER

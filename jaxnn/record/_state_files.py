@@ -18,7 +18,8 @@ import numpy as np
 
 from jaxnn._compat import configure_orbax_logging
 from jaxnn._disk import UNWRITABLE, open_regular, read_file, refusals, sync
-from jaxnn.parallel import PINNED, broadcast_from_primary, fetching, is_primary
+from jaxnn._transfers import PINNED, fetching
+from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.record._schemas import CHECKPOINT, parse
 from jaxnn.types import JaxnnError, PyTree, RecordError, is_key
 

@@ -13,6 +13,7 @@ from jaxnn import engine, parallel
 from jaxnn import record as records
 from jaxnn._figures import draw_curves
 from jaxnn._json import check_same_config, config_json, jsonable
+from jaxnn._provenance import script
 from jaxnn._text import short_path
 from jaxnn.engine import RunOptions
 from jaxnn.observe import Clock, Compilation, Throughput, given_up, peak_memory_bytes
@@ -109,12 +110,12 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
 
 def _new_record(session: Session, before: dict[str, Any] | None) -> engine.PopulationRecord:
     """Returns the record, without its directory, of a run that starts, or continues what was there ``before``."""
-    trainer, script = session.trainer, records.script()
+    trainer, origin = session.trainer, script()
     if before is None:
         groups = [{"members": [0], "static": {}, "traced": []}]
-        facts = engine.population_facts(trainer.experiment, trainer.options, trainer, groups, session.name, script)
+        facts = engine.population_facts(trainer.experiment, trainer.options, trainer, groups, session.name, origin)
     else:
-        facts = engine.continued_facts(before, trainer.experiment, trainer.options, script, trainer)
+        facts = engine.continued_facts(before, trainer.experiment, trainer.options, origin, trainer)
     return engine.PopulationRecord(None, facts, before)
 
 

@@ -15,9 +15,10 @@ from typing import Any
 import jax
 
 from jaxnn._compat import needs_extra
+from jaxnn._provenance import jax_flags
 from jaxnn._signals import Interruption, interruptible
 from jaxnn.engine import with_changes
-from jaxnn.record import Record, RecordReader, jax_flags
+from jaxnn.record import Record, RecordReader
 from jaxnn.run import Display, file_name_of
 from jaxnn.search import Halving, Points, named
 from jaxnn.sweeps._groups import reason

@@ -29,8 +29,8 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     """
     path = Path(path).absolute()
     records = record.RecordReader(path).parts()
+    _check_agreement(records)
     parts = [part.facts for part in records]
-    _check_agreement([part.path for part in records], parts)
     facts, members, lines = parts[0], dict[int, Member](), list[dict[str, Any]]()
     for index, point in enumerate(facts["points"] if records[0].path != path else ()):
         config = {name: with_tuples(point.get(name, value)) for name, value in facts["config"].items()}
@@ -67,21 +67,22 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     )
 
 
-def _check_agreement(folders: Sequence[Path], parts: Sequence[Mapping[str, Any]]) -> None:
-    """Raises RecordError unless the shards in ``folders`` are of one sweep, trained by the same rules."""
+def _check_agreement(shards: Sequence[record.RecordReader]) -> None:
+    """Raises RecordError unless the ``shards`` are of one sweep, trained by the same rules."""
 
     def rules(facts: Mapping[str, Any]) -> dict[str, Any]:
         sweep = {name: facts[name] for name in ("axes", "points", "monitored")}
         return {**sweep, **facts["config"], **engine.deciding_options(SweepOptions, facts["options"])}
 
-    first = rules(parts[0])
-    for folder, facts in zip(folders[1:], parts[1:], strict=True):
-        for name, value in rules(facts).items():
+    first = rules(shards[0].facts)
+    for shard in shards[1:]:
+        for name, value in rules(shard.facts).items():
             # A field that the config got since is no difference.
             if value != first.get(name, value):
                 raise RecordError(
-                    f"{folders[0]} and {folder} were not trained by the same rules ({name}: {first[name]!r:.60} and "
-                    f"{value!r:.60}), so they are no one sweep: open each alone, or train one of them again."
+                    f"{shards[0].path} and {shard.path} were not trained by the same rules ({name}: "
+                    f"{first[name]!r:.60} and {value!r:.60}), so they are no one sweep: open each alone, or train one "
+                    "of them again."
                 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from jaxnn import record
 from jaxnn._disk import write_bytes
 from jaxnn._json import check_same_config, config_from_json, config_json, json_line, jsonable, reports_by_member
+from jaxnn._provenance import script
 from jaxnn.engine import (
     MemberLog,
     PopulationRecord,
@@ -97,7 +98,7 @@ def new_sweep_dir(name: str) -> Path:
 
 def origin_of(experiment: Experiment[Any]) -> dict[str, Any]:
     """The ``script`` of a process, its command and git state, and its ``name``, which is None in a notebook."""
-    return {"script": record.script(), "name": file_name_of(experiment)}
+    return {"script": script(), "name": file_name_of(experiment)}
 
 
 def sweep_facts(plan: SweepPlan, first: Trainer, origin: Mapping[str, Any]) -> dict[str, Any]:

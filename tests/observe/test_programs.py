@@ -310,7 +310,7 @@ def convolve(x):
     return jax.lax.conv(x, jnp.ones((1, 1, 3, 3)), (1, 1), "SAME"), jnp.sum(x)
 
 for function in (convolve, lambda x: convolve(2 * x), lambda x: (x, x)):
-    compiled, _ = observe.Lowered.of(function, "", "", jnp.ones((1, 1, 4, 4)), platform="cuda").compile()
+    compiled, _ = Lowered.of(function, "", "", jnp.ones((1, 1, 4, 4)), platform="cuda").compile()
     print(*(float(jnp.sum(part)) for part in compiled(jnp.ones((1, 1, 4, 4)))))
 print(options, observe.given_up())
 """
@@ -350,11 +350,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 def test_implementations_and_plain_convolutions_of_a_training_step(name):
     function, plain = FUNCTIONS[name], jax.checkpoint(PLAIN.apply)
     step = jax.jit(jax.grad(lambda variables: function(variables, X).sum()))
-    assert [*observe.Traced(step, VARIABLES).implementations] == ["convolution"]
-    assert observe.Traced(step, VARIABLES).plain_convolutions == 0
+    assert [*Traced(step, VARIABLES).implementations] == ["convolution"]
+    assert Traced(step, VARIABLES).plain_convolutions == 0
     # Those that are no layer's count without their gradients.
     two = jax.grad(lambda variables: plain(variables, function(variables, PLAIN.apply(variables, X))).sum())
-    assert observe.Traced(two, VARIABLES).plain_convolutions == 2
+    assert Traced(two, VARIABLES).plain_convolutions == 2
 
 
 def test_only_scopes_of_implementations_are_read_and_in_one_trace():
@@ -372,12 +372,12 @@ def test_only_scopes_of_implementations_are_read_and_in_one_trace():
         with jax.named_scope("jaxnn.attention.cudnn"), jax.named_scope("jaxnn.normalization.custom_vjp"):
             return x * 2
 
-    assert observe.Traced(step, X).implementations == {
+    assert Traced(step, X).implementations == {
         "attention": ["cudnn", "math"],
         "recurrence": ["fused_inputs"],
         "normalization": ["custom_vjp"],
     }
-    assert Traced(step, X).product_dtypes == {} and observe.Traced(step, X).plain_convolutions == 0 and len(traces) == 1
+    assert Traced(step, X).product_dtypes == {} and Traced(step, X).plain_convolutions == 0 and len(traces) == 1
 
 
 @jax.custom_vjp
@@ -430,11 +430,8 @@ def test_products_that_a_gpu_rounds_to_tf32_are_named(capability, default, prete
 def test_operations_count_products_and_the_steps_of_loops():
     left, right = jax.ShapeDtypeStruct((4, 5), jnp.float32), jax.ShapeDtypeStruct((5, 6), jnp.float32)
     matmul = 2 * 4 * 5 * 6 + 4 * 6
-    assert observe.Traced(jnp.matmul, left, right).operations == pytest.approx(matmul)
+    assert Traced(jnp.matmul, left, right).operations == pytest.approx(matmul)
     looped = lambda left, right: jax.lax.scan(lambda carry, _: (carry, left @ right), 0, length=7)  # noqa: E731
-    assert observe.Traced(looped, left, right).operations >= 7 * matmul
-    assert (
-        observe.Traced(lambda x: jax.lax.optimization_barrier((x, jax.lax.create_token(x)))[0], left).operations
-        >= 4 * 5
-    )
-    assert observe.Traced(lambda x: jax.lax.while_loop(jnp.any, jnp.sin, x), left).operations == float("inf")
+    assert Traced(looped, left, right).operations >= 7 * matmul
+    assert Traced(lambda x: jax.lax.optimization_barrier((x, jax.lax.create_token(x)))[0], left).operations >= 4 * 5
+    assert Traced(lambda x: jax.lax.while_loop(jnp.any, jnp.sin, x), left).operations == float("inf")

@@ -24,9 +24,10 @@ from jax.sharding import PartitionSpec as P
 
 import jaxnn as jn
 from jaxnn._signals import RESUMABLE
+from jaxnn._transfers import fetching
 from jaxnn.models import MLP
 from jaxnn.observe import nbytes
-from jaxnn.parallel import SINGLE_DEVICE, STRATEGIES, Layout, Strategy, fetching
+from jaxnn.parallel import SINGLE_DEVICE, STRATEGIES, Layout, Strategy
 from jaxnn.types import PyTree, TrainState
 from tests import draws, processes, several, tiny
 from tests.processes import Started, free_port, started

@@ -171,9 +171,8 @@ def test_a_gpu_at_hand_is_bounded_by_memory_and_launches(kind, monkeypatch):
 
 
 def flops_of(function: Any, *shapes: tuple[int, ...]) -> float:
-    return sum(
-        Traced(function, *(jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)).product_flops().values()
-    )
+    arrays = (jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
+    return sum(Traced(function, *arrays).product_flops().values())
 
 
 def test_operations_of_products_are_exact():

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
-from jaxnn import record
 from jaxnn._disk import write_json
 from jaxnn._fingerprints import data_fingerprint
 from jaxnn._json import config_from_json, config_json, jsonable
+from jaxnn._provenance import git_state
 from jaxnn.record import Record, RecordReader
 from jaxnn.types import ConfigError, RecordError
 from tests import tiny
@@ -191,18 +191,18 @@ def git(folder: Path, *words: str) -> str:
 
 def test_git_state_is_none_then_clean_then_dirty(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert record.git_state(tmp_path) is None
+    assert git_state(tmp_path) is None
     git(tmp_path, "init", "-q")
-    assert record.git_state(tmp_path) is None, "a repository without a commit"
+    assert git_state(tmp_path) is None, "a repository without a commit"
     (tmp_path / "file").write_text("1")
     git(tmp_path, "add", "file")
     git(tmp_path, "commit", "-q", "-m", "first")
     head = git(tmp_path, "rev-parse", "HEAD")
-    assert record.git_state(tmp_path) == {"commit": head, "dirty": False}
+    assert git_state(tmp_path) == {"commit": head, "dirty": False}
     (tmp_path / "file").write_text("2")
-    assert record.git_state(tmp_path) == {"commit": head, "dirty": True}
+    assert git_state(tmp_path) == {"commit": head, "dirty": True}
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert record.git_state(tmp_path) is None, "without git"
+    assert git_state(tmp_path) is None, "without git"
 
 
 def test_fingerprint_of_data_changes_with_one_pixel_label_or_split():

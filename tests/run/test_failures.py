@@ -73,14 +73,13 @@ def test_nonfinite_loss_ends_fit_and_iterate_and_names_the_step(tmp_path):
 
 def infinite(bad_step: int) -> jn.Experiment[tiny.Config]:
     """A loss that is infinite at one step, with finite gradients."""
-    task = jn.tasks.classification(tiny.MODEL)
 
     def loss(params: Any, state: Any, *args: Any) -> Any:
-        value, (_, metrics) = task.loss(params, {}, *args)
+        value, (_, metrics) = tiny.TASK.loss(params, {}, *args)
         return value + jnp.where(state["step"] == bad_step, jnp.inf, 0.0), ({"step": state["step"] + 1}, metrics)
 
-    init = lambda *args: (task.init(*args)[0], {"step": jnp.int32(1)})  # noqa: E731
-    return tiny.experiment(task=lambda config: task._replace(init=init, loss=loss))
+    init = lambda *args: (tiny.TASK.init(*args)[0], {"step": jnp.int32(1)})  # noqa: E731
+    return tiny.experiment(task=lambda config: tiny.TASK._replace(init=init, loss=loss))
 
 
 @pytest.mark.parametrize(

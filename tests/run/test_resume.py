@@ -22,8 +22,6 @@ from tests import tiny
 from tests.engine.test_extensions import Table
 from tests.record.files import contents, flip, untimed
 
-TASK = jn.tasks.classification(tiny.MODEL)
-
 
 @pytest.fixture
 def half(whole: jn.Run, tmp_path: Path) -> Path:
@@ -166,11 +164,11 @@ def counted(params: Any, state: Any, batch: Any, key: Any) -> dict[str, jax.Arra
 
 
 SHIFTED = jn.data.with_augmentation(tiny.splits(), lambda key, batch: batch._replace(inputs=batch.inputs + 1))
-DERIVED = TASK._replace(derive_metrics=lambda means: {**means, "z": 1.0})
+DERIVED = tiny.TASK._replace(derive_metrics=lambda means: {**means, "z": 1.0})
 CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "nothing": ({}, []),
     "augmentation": ({"data": SHIFTED}, ["the order or augmentation of the data"]),
-    "evaluation": ({"task": lambda config: TASK._replace(evaluate=counted)}, ["the evaluation"]),
+    "evaluation": ({"task": lambda config: tiny.TASK._replace(evaluate=counted)}, ["the evaluation"]),
     "metrics": ({"task": lambda config: DERIVED}, ["the evaluation"]),
     "learning rate": ({"learning_rate": 0.2}, ["the program of a step"]),
     "optimizer": ({"optimizer": lambda config: optax.sgd(0.2, momentum=0.9)}, ["the program of a step"]),

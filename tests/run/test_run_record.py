@@ -19,7 +19,6 @@ import jaxnn as jn
 from jaxnn._disk import write_json
 from jaxnn.engine import programs_of
 from jaxnn.parallel import Layout
-from jaxnn.record import RecordReader
 from jaxnn.types import ConfigError, RecordError
 from tests import draws, shell, tiny
 from tests.record.files import contents
@@ -128,7 +127,7 @@ def test_record_is_complete(run):
     assert summary["metrics"] == pytest.approx(dict(run.final)) and summary["step"] == 60
     assert {"train", "compile", "evaluation", "checkpoint"} <= set(summary["seconds"])
     assert summary["throughput"]["num_windows"] == 12 and summary["examples_per_second"] > 0
-    lines = RecordReader(run.dir).lines()
+    lines = tiny.lines(run.dir)
     for name, values in run.metrics.items():
         np.testing.assert_array_equal([line.get(name, math.nan) for line in lines], values)
     # Float32: kernel 3 × 3 and bias 3, momentum of the same; 37 inputs of 3 and 37 int32 labels.

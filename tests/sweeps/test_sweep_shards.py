@@ -21,7 +21,7 @@ from jaxnn._disk import write_json
 from jaxnn.record import Checkpoints, Record, RecordReader
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import shell, tiny
-from tests.swept import EXPERIMENT, POINTS
+from tests.swept import EXPERIMENT, POINTS, indices
 
 LANES: dict[str, Any] = {**tiny.HOW, "vmap_size": 2}
 # Of the last the experiment cannot be built.
@@ -185,10 +185,6 @@ HOW: dict[str, Any] = tiny.MEMBERS
 
 def sweep(points: jn.search.Points = POINTS, **options: Any) -> jn.Sweep:
     return jn.sweep(EXPERIMENT, points, **{**HOW, **options})
-
-
-def indices(sweep: jn.Sweep) -> list[int]:
-    return [member.index for member in sweep.members]
 
 
 def planned(shard: str, **axes: Any) -> tuple[list[int], list[list[int]]]:

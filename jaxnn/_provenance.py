@@ -1,4 +1,4 @@
-"""The origin of a run: code, versions, flags, fingerprints of its programs and data, and the shapes of its data."""
+"""The origin of a run: the command, its code in git, and the settings of JAX."""
 
 import subprocess
 import sys
@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-
-from jaxnn.data import ArraySource
-from jaxnn.types import Examples, Splits
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
@@ -38,15 +35,3 @@ def jax_flags() -> dict[str, Any]:
         "random_seed_offset accurate_erf_inv high_dynamic_range_gumbel allow_f16_reductions softmax_custom_jvp"
     )
     return {name: getattr(jax.config, name, None) for name in (f"jax_{word}" for word in names.split())}
-
-
-def describe_data(splits: Splits, examples: Examples) -> dict[str, Any] | None:
-    """Returns the number of examples of each split, and the dtype and shape of one of ``examples [batch, ...]``.
-
-    ``{"splits": {"train": 1437}, "inputs": "float32[64]", "targets": "int32[]"}``; None if the source prepares batches
-    in a way of its own, which a record does not hold.
-    """
-    if getattr(type(splits.train), "as_batch", None) is not ArraySource.as_batch:
-        return None
-    one = jax.tree.map(lambda rows: f"{rows.dtype}{list(rows.shape[1:])}", examples._asdict())
-    return {"splits": {name: source.num_examples for name, source in splits.named().items()}, **one}
