@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from jaxnn.types import Experiment
+
 
 def git_state(folder: Path) -> dict[str, Any] | None:
     """The commit, and whether the work tree around ``folder`` differs from it; None without git or a commit."""
@@ -35,3 +37,11 @@ def jax_flags() -> dict[str, Any]:
         "random_seed_offset accurate_erf_inv high_dynamic_range_gumbel allow_f16_reductions softmax_custom_jvp"
     )
     return {name: getattr(jax.config, name, None) for name in (f"jax_{word}" for word in names.split())}
+
+
+def file_name_of(experiment: Experiment[Any]) -> str | None:
+    """Returns the name of the file that defines the experiment's config class; None if there is none."""
+    module = type(experiment.config).__module__
+    file = getattr(sys.modules.get(module), "__file__", None)
+    # The config class of `jn.train` is jaxnn's.
+    return Path(file).stem if file and not module.startswith("jaxnn.") else None

@@ -25,7 +25,7 @@ from tests import processes
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIBRARY = sorted((ROOT / "jaxnn").rglob("*.py"))
 LEVELS = (
-    "types > _batch_context _bounds _compat _fingerprints _json > _text > _disk _figures _provenance _signals"
+    "types > _batch_context _bounds _clock _compat _fingerprints _json > _text > _disk _figures _provenance _signals"
     " _transfers > nn data optim observe search > models > tasks > steps > parallel > record > engine > run > sweeps"
     " > advice plans trees testing > cli > __init__ > __main__"
 )
@@ -41,7 +41,7 @@ ENVIRONMENT = (
 )
 MOST_TOP_LEVEL_NAMES = 44
 # These may only fall: names that packages import from each other beside those in `__all__`, and circles of modules.
-MOST_HIDDEN_NAMES = 145
+MOST_HIDDEN_NAMES = 140
 MOST_CIRCLES = 3
 
 

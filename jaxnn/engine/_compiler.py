@@ -13,6 +13,7 @@ from flax import linen
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxnn import observe
+from jaxnn._clock import Clock
 from jaxnn._fingerprints import data_fingerprint, program_fingerprint, text_fingerprint
 from jaxnn._text import format_bytes
 from jaxnn.engine import _pure
@@ -42,7 +43,7 @@ class Programs:
     num_members: int = 1  # the number of members
     deterministic: bool = False  # whether programs that train and evaluate have equal bits in each process
     ledger: list[observe.Compilation] = dataclasses.field(default_factory=list)  # in order
-    clock: observe.Clock = dataclasses.field(default_factory=observe.Clock)  # gets the time as ``trace``, ``compile``
+    clock: Clock = dataclasses.field(default_factory=Clock)  # gets the time as ``trace``, ``compile``
     first_examples: Examples = dataclasses.field(init=False)  # the first batch's examples, on the device
     shapes: TrainState = dataclasses.field(init=False)  # those of the state of one member
     shardings: Any = dataclasses.field(init=False, default=None)  # of each of its arrays; None on one device

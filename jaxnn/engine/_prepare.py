@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxnn._clock import Clock
 from jaxnn._compat import platform
 from jaxnn._fingerprints import PARTS
 from jaxnn._provenance import jax_flags
@@ -27,7 +28,7 @@ from jaxnn.engine._tuning import (
     plan_vmap_size,
 )
 from jaxnn.engine._windows import near_divisor, typical_window, with_tails
-from jaxnn.observe import Clock, describe_devices
+from jaxnn.observe import describe_devices
 from jaxnn.parallel import SINGLE_DEVICE, Layout, all_agree, process_count
 from jaxnn.tasks import check_direction, direction_of
 from jaxnn.types import Array, ConfigError, DataError, Experiment, Splits, TrainState, suggest

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn import record as records
+from jaxnn._clock import Clock
 from jaxnn._json import final_metrics, metrics_of, reports_by_member
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._options import RunOptions, named_probes, stopping_rule
 from jaxnn.engine._states import HostStates, Shape, host_shapes, shape_of
 from jaxnn.engine._tuning import VmapPlan
 from jaxnn.engine._windows import Flight, Plan
-from jaxnn.observe import Clock, Placement
+from jaxnn.observe import Placement
 from jaxnn.parallel import broadcast_from_primary
 from jaxnn.tasks import derived_metrics, direction_of
 from jaxnn.types import ConfigError, Experiment, PyTree, Splits, TrainState

@@ -1,7 +1,6 @@
-"""Instruments: clocks, compilations, memory, devices, placement, precision, implementations, throughput, tables."""
+"""Instruments: compilations, memory, devices, placement, precision, implementations, tables."""
 
 from jaxnn._text import text_table
-from jaxnn.observe._clock import Clock, Throughput
 from jaxnn.observe._compiler_options import given_up, known_faults
 from jaxnn.observe._equations import equations
 from jaxnn.observe._half_sums import half_sums

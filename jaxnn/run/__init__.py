@@ -6,7 +6,6 @@ from jaxnn.run._display import Display
 from jaxnn.run._export import export_function
 from jaxnn.run._fit import fit, iterate, train
 from jaxnn.run._model_summary import ModelSummary, model_summary
-from jaxnn.run._record import file_name_of
 from jaxnn.run._report import speed_hint
 from jaxnn.run._resume import continued_names, continued_options
 from jaxnn.run._run import Run, open_run

@@ -12,8 +12,9 @@ from typing import Any
 
 import jax
 
+from jaxnn._clock import Clock
 from jaxnn._text import any_text, drop_output, say_error, text_table
-from jaxnn.observe import Clock, device_kind, missing_gpu
+from jaxnn.observe import device_kind, missing_gpu
 from jaxnn.parallel import find_devices, is_primary
 from jaxnn.types import cpu_count, printable
 

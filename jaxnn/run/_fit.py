@@ -18,11 +18,11 @@ import optax
 
 from jaxnn import data as sources
 from jaxnn import engine, tasks
+from jaxnn._clock import Clock
 from jaxnn._json import metrics_of
 from jaxnn._signals import interruptible
 from jaxnn._text import short_path
 from jaxnn.engine import RunOptions
-from jaxnn.observe import Clock
 from jaxnn.parallel import computing_on
 from jaxnn.run._display import Display
 from jaxnn.run._probes import call_probes

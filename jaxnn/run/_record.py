@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Any
 
 from jaxnn import engine, parallel
 from jaxnn import record as records
+from jaxnn._clock import Clock, Throughput
 from jaxnn._figures import draw_curves
 from jaxnn._json import check_same_config, config_json, jsonable
-from jaxnn._provenance import script
+from jaxnn._provenance import file_name_of, script
 from jaxnn._text import short_path
 from jaxnn.engine import RunOptions
-from jaxnn.observe import Clock, Compilation, Throughput, given_up, peak_memory_bytes
+from jaxnn.observe import Compilation, given_up, peak_memory_bytes
 from jaxnn.run._display import Display
 from jaxnn.run._report import Summary
 from jaxnn.run._resume import FIXED, check_checkpoint, continued_options
@@ -183,14 +183,6 @@ def summarise(session: Session) -> Summary:
         stalls=tuple(trainer.flight.stalls),
         compiler=tuple(given_up()),
     )
-
-
-def file_name_of(experiment: Experiment[Any]) -> str | None:
-    """Returns the name of the file that defines the experiment's config class; None if there is none."""
-    module = type(experiment.config).__module__
-    file = getattr(sys.modules.get(module), "__file__", None)
-    # The config class of `jn.train` is jaxnn's.
-    return Path(file).stem if file and not module.startswith("jaxnn.") else None
 
 
 @contextlib.contextmanager

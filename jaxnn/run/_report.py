@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 
+from jaxnn._clock import Throughput
 from jaxnn._compat import platform
 from jaxnn._text import format_bytes, format_rate, format_split
 from jaxnn.engine import Stall, Trainer
 from jaxnn.nn import onednn_missing
-from jaxnn.observe import Throughput
 from jaxnn.parallel import find_devices
 from jaxnn.run._watchdog import spoken
 

@@ -13,11 +13,12 @@ import jax
 import numpy as np
 
 from jaxnn import engine, record
+from jaxnn._clock import Clock, Throughput
 from jaxnn._figures import draw_curves
 from jaxnn._fingerprints import changed_implementations, check_same_data, data_fingerprint
 from jaxnn._json import check_same_config, config_from_json, config_json, final_metrics, metrics_of
 from jaxnn._text import Table, short_path, text_table
-from jaxnn.observe import Clock, Throughput, describe_devices
+from jaxnn.observe import describe_devices
 from jaxnn.parallel import Layout, process_count
 from jaxnn.run._confusion_matrix import ConfusionMatrix, count_confusions
 from jaxnn.run._export import export_model

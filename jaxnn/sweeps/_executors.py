@@ -15,11 +15,11 @@ from typing import Any
 import jax
 
 from jaxnn._compat import needs_extra
-from jaxnn._provenance import jax_flags
+from jaxnn._provenance import file_name_of, jax_flags
 from jaxnn._signals import Interruption, interruptible
 from jaxnn.engine import with_changes
 from jaxnn.record import Record, RecordReader
-from jaxnn.run import Display, file_name_of
+from jaxnn.run import Display
 from jaxnn.search import Halving, Points, named
 from jaxnn.sweeps._groups import reason
 from jaxnn.sweeps._members import count_by_status

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxnn import engine, parallel
+from jaxnn._clock import Clock
 from jaxnn._text import format_bytes
-from jaxnn.observe import Clock, cpu_count, given_up
+from jaxnn.observe import cpu_count, given_up
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps._groups import Group, Loader, PlannedMember, plan_groups, plan_members, traced_values, with_values
 from jaxnn.types import ConfigError, Experiment

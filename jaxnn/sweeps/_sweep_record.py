@@ -8,7 +8,7 @@ from typing import Any
 from jaxnn import record
 from jaxnn._disk import write_bytes
 from jaxnn._json import check_same_config, config_from_json, config_json, json_line, jsonable, reports_by_member
-from jaxnn._provenance import script
+from jaxnn._provenance import file_name_of, script
 from jaxnn.engine import (
     MemberLog,
     PopulationRecord,
@@ -21,7 +21,7 @@ from jaxnn.engine import (
     population_facts,
     with_changes,
 )
-from jaxnn.run import continued_options, file_name_of
+from jaxnn.run import continued_options
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _stored
 from jaxnn.sweeps._members import Member, show_point

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxnn import run as runs
+from jaxnn._clock import Clock
 from jaxnn._signals import Interruption, interruptible
 from jaxnn._text import format_rate, short_path
 from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, closing_writers, continued_facts, train
-from jaxnn.observe import Clock
 from jaxnn.parallel import computing_on
 from jaxnn.record import Checkpoints, Record, WriterFacts, Writers
 from jaxnn.search import Halving, Points

@@ -27,17 +27,7 @@ from jaxnn.trees._boosting import Boosting, boosting, experiment, predict_scores
 from jaxnn.trees._explanations import importances
 from jaxnn.trees._model_files import check_arrays, check_bins, pack, unpack
 from jaxnn.trees._objectives import Objective, cross_entropy, squared_error
-from jaxnn.types import (
-    Batch,
-    ConfigError,
-    Examples,
-    RecordError,
-    Splits,
-    Task,
-    TrainingError,
-    TrainState,
-    check_int,
-)
+from jaxnn.types import Batch, ConfigError, Examples, RecordError, Splits, Task, TrainingError, TrainState, check_int
 
 _Config = dataclasses.make_dataclass("_Config", ["batch_size", "num_steps", "seed"], frozen=True)
 

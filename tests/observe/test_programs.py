@@ -21,8 +21,9 @@ from jax.sharding import PartitionSpec
 
 import jaxnn as jn
 from jaxnn import observe
+from jaxnn._clock import Clock
 from jaxnn._text import Table, format_bytes
-from jaxnn.observe import Clock, Lowered, Traced, text_table
+from jaxnn.observe import Lowered, Traced, text_table
 from jaxnn.types import ConfigError
 from tests import shell
 

@@ -18,8 +18,8 @@ import optax
 import pytest
 
 import jaxnn as jn
+from jaxnn._clock import Clock
 from jaxnn.engine import Flight, Stall
-from jaxnn.observe import Clock
 from jaxnn.record import Checkpoints
 from jaxnn.run import Watch, speed_hint, watching
 from tests import tiny
