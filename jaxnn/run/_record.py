@@ -63,9 +63,8 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
         shared = {"progress": None, "run_dir": options.run_dir, "resume": options.resume}
         parallel.all_agree("options", jsonable(engine.recorded_options(options) | shared))
         if (resume := options.resume) is not None:
-            parallel.broadcast_from_primary(
-                lambda: records.RecordReader(resume).run_facts()
-            )  # before a lock file is written
+            # Before a lock file is written.
+            parallel.broadcast_from_primary(lambda: records.RecordReader(resume).run_facts())
             record = stack.enter_context(records.Record.open(resume, writes=parallel.is_primary()))
             before = parallel.broadcast_from_primary(lambda: records.RecordReader(resume).run_facts())
             # A run can be continued for more steps; with anything else changed it would be another experiment.
