@@ -173,7 +173,7 @@ class Layout(NamedTuple):
     def map_rows(
         self, function: Callable[..., Any], in_axes: Sequence[int | None], out_axes: Any
     ) -> Callable[..., Any]:
-        """Within a program, the function that each device runs on its rows; see `nn.map_rows`."""
+        """Within a program, the function that each device runs on its rows; see `BatchSharding`."""
 
         def specs(axes: Any) -> Any:
             if isinstance(axes, Sequence):
