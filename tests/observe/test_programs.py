@@ -311,7 +311,7 @@ def convolve(x):
     return jax.lax.conv(x, jnp.ones((1, 1, 3, 3)), (1, 1), "SAME"), jnp.sum(x)
 
 for function in (convolve, lambda x: convolve(2 * x), lambda x: (x, x)):
-    compiled, _ = Lowered.of(function, "", "", jnp.ones((1, 1, 4, 4)), platform="cuda").compile()
+    compiled, _ = observe.Lowered.of(function, "", "", jnp.ones((1, 1, 4, 4)), platform="cuda").compile()
     print(*(float(jnp.sum(part)) for part in compiled(jnp.ones((1, 1, 4, 4)))))
 print(options, observe.given_up())
 """
