@@ -1,6 +1,6 @@
 """Instruments: compilations, memory, devices, placement, precision, implementations, tables."""
 
-from jaxnn._text import text_table
+from jaxnn._text import Table, text_table
 from jaxnn.observe._compiler_options import given_up, known_faults
 from jaxnn.observe._equations import equations
 from jaxnn.observe._half_sums import half_sums
