@@ -3,10 +3,12 @@
 import dataclasses
 import math
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from jaxnn.types import ConfigError, check_int
 
@@ -71,3 +73,22 @@ def check_fields(values: Any, where: str = "") -> None:
             check_range(where or type(values).__name__, field.name, value, most or math.inf, positive=positive)
         if choices and value not in choices:
             raise ConfigError(f"{name} is {value!r}, and must be one of {', '.join(map(str, choices))}.")
+
+
+def positive_ints(name: str, values: Any, example: str, *, nonempty: bool = False) -> tuple[int, ...]:
+    """Returns a sequence of integers >= 1, empty unless ``nonempty``, as a tuple; ``example`` is a valid value."""
+    if not isinstance(values, Sequence) or not all(map(_is_count, values)):
+        raise ConfigError(f"{name} must be a tuple of integers >= 1, as {example}, not {values!r}.")
+    if nonempty and not values:
+        raise ConfigError(f"{name} is empty: give at least one, as {example}.")
+    return tuple(map(int, values))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def check_rate(rate: ArrayLike) -> None:
+    """Raises ConfigError if a dropout rate is a plain number outside 0…1 or NaN; JAX arrays and tracers pass."""
+    if isinstance(rate, numbers.Real) and not 0 <= rate <= 1:
+        raise ConfigError(f"a dropout rate must be a probability in 0…1, not {rate!r}.")

@@ -2,7 +2,8 @@
 
 ``jax.distributed`` is public, but the client of its coordination service, whose key-value store lets processes agree
 without a device, is not; neither is the detection of a cluster apart from the start. Only runs of several processes
-import them. Orbax logs errors that it also raises, and has no option against that.
+import them. Orbax logs errors that it also raises, and has no option against that. `needs_extra` is for libraries that
+are installed on demand.
 """
 
 import contextlib
@@ -24,12 +25,28 @@ TARGET = jax.make_user_context(None)
 UNOPENED = (RuntimeError, AssertionError)
 
 
+@contextlib.contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Turns a failed import of the libraries of an ``extra`` into a ConfigError with the command that installs them."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f'{what} needs {error.name or extra}, which is not installed: pip install "jaxnn[{extra}]".'
+        ) from error
+
+
 def target_device() -> Any:
     """The device for which programs are compiled here: JAX's default device, or the one of `tracing_for`."""
     if TARGET.value is not None:
         return TARGET.value
     device: Any = jax.config.jax_default_device
     return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
+
+
+def platform() -> str:
+    """The platform of the device that programs are compiled for here: ``cpu``, ``gpu`` or ``tpu``."""
+    return str(target_device().platform)
 
 
 def compute_capability() -> float:

@@ -10,8 +10,9 @@ import numpy as np
 
 from jaxnn import engine
 from jaxnn._bounds import bounded, check_fields
+from jaxnn._text import Table
 from jaxnn.data import steps_per_epoch
-from jaxnn.observe import Table, available_bytes, device_name, missing_gpu
+from jaxnn.observe import available_bytes, device_name, missing_gpu
 from jaxnn.parallel import computing_on, find_devices, first_devices
 from jaxnn.search import grid
 from jaxnn.sweeps import SweepOptions, plan_sweep

@@ -9,18 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen
 
-from jaxnn.nn import adam_update, unbox
-from jaxnn.optim import (
-    AdamTransformation,
-    LossScaleState,
-    apply_updates,
-    as_one,
-    averaging,
-    evaluation_state,
-    has_average,
-    step_norms,
-)
+from jaxnn.nn import adam_update
+from jaxnn.optim import LossScaleState, evaluation_state, init_state, step_norms, update_params
 from jaxnn.tasks import checked
 from jaxnn.types import Array, Batch, ConfigError, Metrics, Params, PyTree, Task, TrainState, TrainStep, path_name
 
@@ -46,7 +38,7 @@ def init_train_state(
     (0, (8, 10))
     """
     init_key, step_key = jax.random.split(key)
-    params, model_state = unbox(checked(task).init(init_key, batch))
+    params, model_state = linen.unbox(checked(task).init(init_key, batch))
 
     def take(path: Any, leaf: jax.Array) -> jax.Array:
         name = path_name(path)
@@ -54,7 +46,7 @@ def init_train_state(
 
     parts = jax.tree.map_with_path(take, {"params": params, "model_state": model_state})
     params, model_state = parts["params"], parts["model_state"]
-    opt_state = averaging(as_one(optimizer).init(params), model_state)
+    opt_state = init_state(optimizer, params, model_state)
     return TrainState(jnp.int32(0), params, model_state, opt_state, step_key)
 
 
@@ -81,14 +73,7 @@ def make_train_step(
     ['accuracy', 'loss']
     """
     task = checked(task)
-    update = optax.with_extra_args_support(as_one(optimizer)).update
-    one_pass = optimizer.step if isinstance(optimizer, AdamTransformation) else None
-
-    def apply(gradient: Params, opt_state: Any, params: Params, **extra: Any) -> tuple[Params, Any]:
-        if one_pass is not None:
-            return one_pass(adam_update, gradient, opt_state, params, **extra)
-        updates, opt_state = update(gradient, opt_state, params, **extra)
-        return apply_updates(params, updates), opt_state
+    apply = update_params(optimizer, adam_update)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         if value_and_grad is jax.value_and_grad and isinstance(state.opt_state, LossScaleState):
@@ -101,9 +86,7 @@ def make_train_step(
         loss_and_gradient = value_and_grad(task.loss, has_aux=True)
         (loss, (model_state, metrics)), gradient = loss_and_gradient(state.params, state.model_state, batch, key)
         extra = {"value": loss, "grad": gradient, "value_fn": value_fn}
-        if has_average(state.opt_state):
-            extra["model_state"] = model_state
-        params, opt_state = apply(gradient, state.opt_state, state.params, **extra)
+        params, opt_state = apply(gradient, state.opt_state, state.params, model_state, **extra)
         metrics = {"loss": loss, **metrics, **step_norms(opt_state)}
         return TrainState(state.step + 1, params, model_state, opt_state, state.key), metrics
 

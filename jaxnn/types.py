@@ -446,11 +446,6 @@ def cpu_count() -> int | None:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def is_half(dtype: Any) -> bool:
-    """Whether ``dtype`` is a float of 16 bits or fewer, in which a sum of many terms loses most of them."""
-    return jax.dtypes.issubdtype(dtype, np.floating) and np.dtype(dtype).itemsize < 4
-
-
 def warn(message: str) -> None:
     """Warns of ``message`` at the line that called jaxnn, also through a cached property or a context."""
     # Python 3.12 skips no file by its full name.
@@ -486,3 +481,13 @@ def printable(text: object, *, lines: bool = True) -> str:
         else character.encode("unicode_escape").decode()
         for character in str(text)
     )
+
+
+def is_half(dtype: Any) -> bool:
+    """Whether ``dtype`` is a float of 16 bits or fewer, in which a sum of many terms loses most of them."""
+    return jax.dtypes.issubdtype(dtype, np.floating) and np.dtype(dtype).itemsize < 4
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether an array or a shape is of typed PRNG keys."""
+    return bool(jax.dtypes.issubdtype(getattr(leaf, "dtype", bool), jax.dtypes.prng_key))

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxnn.record import FORMAT, json_line, write_json
+from jaxnn._disk import write_json
+from jaxnn._json import json_line
+from jaxnn.record import FORMAT
 from jaxnn.search import grid
 from jaxnn.sweeps import Sweep, open_sweep
 from tests import tiny
@@ -69,6 +71,10 @@ def sweep(path: Path, points: Mapping[tuple[Any, ...], float | None], *names: st
     for index, (values, loss) in enumerate(points.items()):
         diverged = {} if loss is not None else {"status": "diverged", "step": 10, "final": {"test_loss": "nan"}}
         members.append(member(index, dict(zip(names, values, strict=True)), loss, **diverged))
-        for step in (10, 20) if loss is not None else (10,):
-            lines.append({"member": index, "step": step, "test_loss": 20 * (loss or 1.0) / step})
+        steps = (10, 20) if loss is not None else (10,)
+        lines += [{"member": index, "step": step, "test_loss": 20 * (loss or 1.0) / step} for step in steps]
     return open_sweep(write(path, members, lines, **changes))
+
+
+def indices(sweep: Sweep) -> list[int]:
+    return [member.index for member in sweep.members]

@@ -43,6 +43,7 @@ def apply(params: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
 
 
 MODEL = (init, apply)
+TASK = jn.tasks.classification(MODEL)
 
 
 def nats(params: dict[str, jax.Array], batch: jn.Batch) -> jax.Array:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import tyro
 
+from jaxnn._text import any_text, say_error
 from jaxnn.cli import exit_on_user_error
-from jaxnn.observe import any_text, printable, say_error, text_table
-from jaxnn.types import ConfigError
+from jaxnn.observe import text_table
+from jaxnn.types import ConfigError, printable
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import harness  # noqa: E402

@@ -31,10 +31,11 @@ import numpy as np
 from harness import Row, bench, describe_machine, find_studies
 
 import jaxnn as jn
+from jaxnn._disk import make_room
 from jaxnn.observe import peak_memory_bytes
 from jaxnn.parallel import find_devices
 from jaxnn.plans import CARDS, Card
-from jaxnn.record import RECORD_FILE, make_room
+from jaxnn.record import RECORD_FILE
 from jaxnn.types import JaxnnError
 
 HERE = Path(__file__).resolve().parent

@@ -177,7 +177,7 @@ class Reader:
 def place_in(text: str) -> str:
     """The innermost line of jaxnn in a traceback of ``faulthandler``."""
     # The command's own thread waits for signals.
-    lines = re.findall(rf'File "{re.escape(LIBRARY)}/(?!run/_signals)(.*)", line (\d+)', text)
+    lines = re.findall(rf'File "{re.escape(LIBRARY)}/(?!_signals)(.*)", line (\d+)', text)
     return ":".join(lines[0]) if lines else text.strip().splitlines()[-1][:90] if text.strip() else "in silence"
 
 

@@ -220,7 +220,7 @@ def draw(networks: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    plt.style.use("jaxnn.record.figure")
+    plt.style.use("jaxnn.figure")
     names = list(dict.fromkeys(name for results in networks.values() for name in results))
     width = 0.85 / len(names)
     figure, axes = plt.subplots(figsize=(12, 4.5), layout="constrained")

@@ -35,9 +35,9 @@ from harness import describe_machine, interleaved, ratios
 from sweep_contenders import Measure, Measured, first_losses, fitted, looped, opened, population, swept
 from sweep_networks import NETWORKS, Network
 
+from jaxnn._text import format_rate
 from jaxnn.engine import load_data, member_state
 from jaxnn.observe import text_table
-from jaxnn.run import format_rate
 
 TORCH_SOLO = Path(__file__).parent / "contenders" / "torch_solo.py"
 CHECK_STEPS = 50

@@ -13,9 +13,9 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from jaxnn.run import format_rate
+from jaxnn._text import format_rate
 
-plt.style.use("jaxnn.record.figure")
+plt.style.use("jaxnn.figure")
 OURS, PLANNED, SWEEP, INK = "#1f5fa8", "#d9480f", "#2b8a3e", "#343a40"
 # Labels and colours of contenders without a vmap size.
 LINES = {

@@ -17,7 +17,7 @@ AREAS = {
     "tasks": (7, "tasks/_*.py"),
     "nn": (25, "nn/_*.py"),
     "optim": (7, "optim/_*.py"),
-    "record": (10, "record/_checkpoints.py record/_state_files.py record/_r*.py record/_metric_log.py"),
+    "record": (10, "_disk.py _json.py record/_[cr]*.py record/_state_files.py record/_metric_log.py"),
     "sweeps": (25, "sweeps/_*.py"),
     "search": (3, "search.py"),
 }

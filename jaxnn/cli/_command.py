@@ -11,27 +11,16 @@ from typing import Any
 import tyro
 
 from jaxnn import sweeps
+from jaxnn._disk import write_bytes
+from jaxnn._figures import draw_curves
+from jaxnn._json import final_metrics
+from jaxnn._text import any_text, format_bytes, format_split, text_table
 from jaxnn.cli._process import exit_on_user_error
 from jaxnn.cli._script import main, only_compile
-from jaxnn.observe import (
-    any_text,
-    describe_devices,
-    format_bytes,
-    known_faults,
-    missing_gpu,
-    printable,
-    text_table,
-)
-from jaxnn.record import (
-    draw_curves,
-    final_metrics,
-    find_records,
-    is_sweep,
-    read_recorded,
-    write_bytes,
-)
-from jaxnn.run import format_split, open_run
-from jaxnn.types import ConfigError, Experiment, JaxnnError, RecordError, named_object
+from jaxnn.observe import describe_devices, known_faults, missing_gpu
+from jaxnn.record import RecordReader
+from jaxnn.run import open_run
+from jaxnn.types import ConfigError, Experiment, JaxnnError, RecordError, named_object, printable
 
 
 @any_text()
@@ -78,7 +67,7 @@ def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
     Args:
         directory: where to look.
     """
-    paths = find_records(directory)
+    paths = RecordReader.below(directory)
     if not paths:
         raise RecordError(f"no runs below {directory}: run an experiment first, or name another directory.")
     rows = []
@@ -94,7 +83,8 @@ def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
 
 def _listed(path: Path) -> tuple[str, str, str, str]:
     """Returns status, step, steps per second and metrics of the run or sweep in ``path``."""
-    if is_sweep(path):
+    record = RecordReader(path)
+    if record.is_sweep:
         sweep = sweeps.open_sweep(path)
         status = f"{sweep.status}, sweep of {len(sweep.members)}: {sweeps.count_by_status(sweep.members)}"
         step = str(max((member.step for member in sweep.members), default=0))
@@ -102,7 +92,7 @@ def _listed(path: Path) -> tuple[str, str, str, str]:
         with contextlib.suppress(ConfigError):  # no member is best
             shown = f"best {_metrics(sweep.best().final)}"
     else:
-        facts, lines = (recorded := read_recorded(path)).facts, recorded.lines
+        facts, lines = (recorded := record.member()).facts, recorded.lines
         step = f"{lines[-1]['step'] if lines else 0}/{facts['config'].get('num_steps', '?')}"
         rate = ((facts.get("summary") or {}).get("throughput") or {}).get("steps_per_second")
         status, shown = _brief(facts["status"]), _metrics(final_metrics(lines))
@@ -116,7 +106,8 @@ def show(run: tyro.conf.Positional[Path], /, *, member: int | None = None) -> No
         run: the directory of a run or a sweep.
         member: the number of a member of the sweep, which is shown as a run.
     """
-    if member is None and is_sweep(run):
+    record = RecordReader(run)
+    if member is None and record.is_sweep:
         sweep = sweeps.open_sweep(run)
         groups = sweep.group()
         # Without repeats a group is a member: show the best of them.
@@ -124,7 +115,7 @@ def show(run: tyro.conf.Positional[Path], /, *, member: int | None = None) -> No
         fixed = "config", _brief([{**one.fields, **dict.fromkeys(one.point)} for one in sweep.members[:1]])
         print(printable(f"{text_table([*sweep.rows(), fixed])}\n\n{sweep.table() if alone else groups}"))
         return
-    facts, group, about, lines, *_ = recorded = read_recorded(run, member)
+    facts, group, about, lines, *_ = recorded = record.member(member)
     sections = ("name", "status", "started", "config", "options", "data", "fingerprint", "git")
     known, names = {**group, **facts, **about}, (*sections, "precision", "steps_per_call", "command", "resumed")
     shown = {name: known.get(name) for name in names}
@@ -161,10 +152,10 @@ def plot(
             raise ConfigError("a confusion matrix needs the model: give the script that trained it, --script x.py.")
         opened = open_run(run, experiment_of(script), member=member)
         figure, name = opened.confusion_matrix(confusion).plot(), "confusion.png"
-    elif member is None and is_sweep(run):
+    elif member is None and RecordReader(run).is_sweep:
         figure, name = sweeps.open_sweep(run).plot(), "sweep.png"
     else:
-        recorded = read_recorded(run, member)
+        recorded = RecordReader(run).member(member)
         title = recorded.facts["name"], recorded.facts.get("data") or ""
         figure, name = draw_curves(recorded.lines, *title), "curves.png"
     path = out or run / name
@@ -186,7 +177,7 @@ def compare(
         b: the directory of the run or the sweep to compare with it.
         metric: such as test_accuracy; default: the monitored metric of A.
     """
-    left, right = (sweeps.open_sweep(path) if is_sweep(path) else path for path in (a, b))
+    left, right = (sweeps.open_sweep(path) if RecordReader(path).is_sweep else path for path in (a, b))
     print(printable(sweeps.compare(left, right, metric)))
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import tyro
 
-from jaxnn.observe import Table
-from jaxnn.record import is_sweep, jsonable
+from jaxnn._json import jsonable
+from jaxnn._text import Table
+from jaxnn.record import RecordReader
 from jaxnn.run import Run, open_run
 from jaxnn.sweeps import Sweep, open_sweep, show_field
 from jaxnn.types import Experiment
@@ -32,7 +33,7 @@ def evaluate(experiment: Experiment[Any], arguments: Sequence[str]) -> Run | Swe
     """Prints what ``arguments`` ask for, and returns the run or the sweep."""
     options = tyro.cli(EvaluateOptions, args=list(arguments), prog=f"{Path(sys.argv[0]).name} evaluate")
     found: Run | Sweep
-    if is_sweep(options.run):
+    if RecordReader(options.run).is_sweep:
         found = open_sweep(options.run, experiment)
         metrics: dict[str, Any] = dict(found.evaluate(options.split))
         rows: list[dict[str, Any]] = [{"member": member.index, **member.point} for member in found.members]

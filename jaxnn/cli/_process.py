@@ -11,10 +11,11 @@ from pathlib import Path
 
 import jax
 
-from jaxnn.observe import cpu_count, drop_output, flush_output, is_of_output, printable, say_error
-from jaxnn.parallel import EXPLICIT, LOST_AFTER, START_TIMEOUT, Place, detect_place, joined
-from jaxnn.run import RESUMABLE, interruptible, leave
-from jaxnn.types import ConfigError, JaxnnError, LostError, TrainingError, check_int
+from jaxnn._signals import RESUMABLE, interruptible, leave
+from jaxnn._text import drop_output, flush_output, is_of_output, say_error
+from jaxnn.observe import cpu_count
+from jaxnn.parallel import Place, joined
+from jaxnn.types import ConfigError, JaxnnError, LostError, TrainingError, check_int, printable
 
 FAILED = 1
 BAD_INPUT = 2
@@ -97,9 +98,9 @@ class ClusterOptions:
     """Number of processes."""
     process_id: int | None = None
     """Which of them this is, from 0."""
-    start_timeout: float = START_TIMEOUT
+    start_timeout: float = Place.start_timeout
     """Seconds within which all of them must have started."""
-    lost_after: float = LOST_AFTER
+    lost_after: float = Place.lost_after
     """Seconds of silence after which one counts as lost and the others end; one that is killed is noticed at once."""
 
     def __post_init__(self) -> None:
@@ -108,17 +109,9 @@ class ClusterOptions:
 
     def place(self) -> Place | None:
         """Which process this is, None: the only one; raises ConfigError if flags are incomplete or contradictory."""
-        given = {"coordinator": self.coordinator, "num_processes": self.num_processes, "process_id": self.process_id}
-        missing = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is None]
-        if self.distributed and len(missing) < len(given):
-            raise ConfigError(f"--distributed detects the values of {EXPLICIT}: give either it or them.")
-        if self.distributed:
-            return detect_place(self.start_timeout, self.lost_after)
-        if len(missing) == len(given):
-            return None
-        if self.coordinator is None or self.num_processes is None or self.process_id is None:
-            raise ConfigError(f"{' and '.join(missing)} must be given too: {EXPLICIT}.")
-        return Place(self.coordinator, self.num_processes, self.process_id, self.start_timeout, self.lost_after)
+        flags = dataclasses.asdict(self)
+        del flags["cpu_devices"]
+        return Place.of_flags(**flags)
 
 
 @contextlib.contextmanager

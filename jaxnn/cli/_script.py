@@ -17,22 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
+from jaxnn._json import check_same_config, config_from_json, leaf_fields
+from jaxnn._signals import INTERRUPTED, RESUMABLE
+from jaxnn._text import any_text, drop_output, is_of_output
 from jaxnn.cli import _process
 from jaxnn.cli._search_flags import Design
 from jaxnn.engine import RunOptions, with_changes
-from jaxnn.observe import any_text, drop_output, is_of_output
-from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_recorded, read_run
-from jaxnn.run import (
-    INTERRUPTED,
-    RESUMABLE,
-    ModelSummary,
-    Run,
-    check_same_config,
-    continued_names,
-    fit,
-    model_summary,
-    open_run,
-)
+from jaxnn.record import RecordReader
+from jaxnn.run import ModelSummary, Run, continued_names, fit, model_summary, open_run
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment, suggest
 
 if TYPE_CHECKING:
@@ -112,7 +104,7 @@ def main(
         elif arguments and not arguments[0].startswith("-"):
             raise ConfigError(f"there is no command {arguments[0]!r}: {suggest(arguments[0], [*COMMANDS, *commands])}.")
         else:  # the directory of a sweep is resumed as one without the word
-            is_swept = points is not None or (resumed is not None and is_sweep(resumed))
+            is_swept = points is not None or (resumed is not None and RecordReader(resumed).is_sweep)
             command = "sweep" if is_swept and given(arguments, "--member") is None else "run"
         if command != "run":
             _process.check_alone(arguments, command)
@@ -191,7 +183,7 @@ def _sweep(
         if script is not None and design.combine != "grid":
             raise ConfigError("--combine is for fields that the command line alone sweeps; the script has points.")
         # A shard that was not started is started with the flags or the points that are given.
-        if options.resume is not None and (options.shard is None or is_sweep(options.resume)):
+        if options.resume is not None and (options.shard is None or RecordReader(options.resume).is_sweep):
             experiment, recorded = recorded_points(options.resume, experiment)
             script = script if many else recorded
         script = search.named(script, experiment.config) if isinstance(script, Mapping) else script
@@ -235,7 +227,8 @@ def parse_run(
         path = Path(directory)
         if number is not None and not number.isdecimal():
             raise ConfigError(f"--member is {number!r}, and must be the number of a member, from 0.")
-        facts = read_run(path) if number is None else read_recorded(path, int(number)).about
+        record = RecordReader(path)
+        facts = record.run_facts() if number is None else record.member(int(number)).about
         config = config_from_json(facts["config"], config)
     form = _parse({"config": config, "run": options, "cluster": _process.ClusterOptions()}, arguments, about)
     if directory is not None and number is not None:  # `fit` takes the swept fields of a member from the record
@@ -307,7 +300,7 @@ def _script_options(kind: Any, defaults: RunOptions | None, arguments: Sequence[
     objects = {name: value for name, value in values.items() if not _is_shown(value)}
     directory = given(arguments, "--resume")
     # The first shard of a sweep is started by `--resume` too, and has no record yet.
-    resumes = directory is not None and (kind is RunOptions or is_sweep(Path(directory)))
+    resumes = directory is not None and (kind is RunOptions or RecordReader(Path(directory)).is_sweep)
     if resumes:
         named = {name: values[name] for name in ("strategy", "stop", "writers", "probes") if name in values}
         objects |= {name: value for name, value in named.items() if ":" in str(value)}

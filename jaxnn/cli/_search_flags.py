@@ -58,7 +58,7 @@ class Design:
             except ValueError:
                 raise ConfigError(f"--space {word!r} has no two numbers: write {flag}={SPACE}.") from None
             is_whole = isinstance(value(flag, ends[0]) if not kind else low, int)
-            make = search.log_uniform if kind else search.integers if is_whole else search.uniform
+            make: Any = search.log_uniform if kind else search.integers if is_whole else search.uniform
             found[fields[flag]] = make(low, high)
         return found
 

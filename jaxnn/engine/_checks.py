@@ -9,12 +9,12 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from jaxnn._batch_context import use_batch_axis
 from jaxnn.data import check_split_names, without_data
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._options import check_config
 from jaxnn.engine._sums import check_sums
-from jaxnn.nn import use_batch_axis
-from jaxnn.observe import equations
+from jaxnn.observe import Traced
 from jaxnn.parallel import DATA
 from jaxnn.steps import make_evaluate_step
 from jaxnn.tasks import own_step
@@ -153,7 +153,7 @@ def _check_random_numbers(programs: Programs, *, evaluated: bool) -> None:
     specs = PartitionSpec(), PartitionSpec(DATA)
     parts = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(DATA), check_vma=False)
     whole = functools.partial(compute, None)
-    drawn, expected = (_draws(equations(jax.make_jaxpr(function)(*shapes))) for function in (parts, whole))
+    drawn, expected = (_draws(Traced(function, *shapes).equations()) for function in (parts, whole))
     if own := [*(drawn - expected)]:
         raise ConfigError(
             f"the task draws random numbers of its own, {own[0]} on each device, and all would draw the same "

@@ -9,17 +9,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxnn import observe
+from jaxnn._clock import Clock
+from jaxnn._fingerprints import data_fingerprint, program_fingerprint, text_fingerprint
+from jaxnn._text import format_bytes
 from jaxnn.engine import _pure
 from jaxnn.engine._feed import Piece, evaluation_pieces
 from jaxnn.engine._prediction import make_predict, metrics_of_outputs
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, Start, find_start, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
-from jaxnn.nn import collect_reasons, partition_specs
-from jaxnn.parallel import Layout, broadcast_from_primary, process_count, shardings_of
-from jaxnn.record import data_fingerprint, program_fingerprint, text_fingerprint
+from jaxnn.nn import collect_reasons
+from jaxnn.parallel import Layout, broadcast_from_primary, process_count
 from jaxnn.steps import Totals, make_evaluate_step
 from jaxnn.tasks import derived_metrics
 from jaxnn.types import ENDLESS, Array, Batch, ConfigError, Examples, Source, Splits, Task, TrainingError, TrainState
@@ -28,11 +31,6 @@ from jaxnn.types import ENDLESS, Array, Batch, ConfigError, Examples, Source, Sp
 MOST_AT_ONCE = 64
 # Of members that take the place of others, a few at a time.
 FEW_AT_ONCE = 8
-
-
-def _of_step(measure: Callable[..., Any]) -> functools.cached_property[Any]:
-    """A property: what ``measure`` finds in the traced training step."""
-    return functools.cached_property(lambda programs: measure(programs._step, programs.shapes, programs._trained_on))
 
 
 @dataclasses.dataclass
@@ -47,7 +45,7 @@ class Programs:
     num_members: int = 1  # the number of members
     deterministic: bool = False  # whether programs that train and evaluate have equal bits in each process
     ledger: list[observe.Compilation] = dataclasses.field(default_factory=list)  # in order
-    clock: observe.Clock = dataclasses.field(default_factory=observe.Clock)  # gets the time as ``trace``, ``compile``
+    clock: Clock = dataclasses.field(default_factory=Clock)  # gets the time as ``trace``, ``compile``
     first_examples: Examples = dataclasses.field(init=False)  # the first batch's examples, on the device
     shapes: TrainState = dataclasses.field(init=False)  # those of the state of one member
     shardings: Any = dataclasses.field(init=False, default=None)  # of each of its arrays; None on one device
@@ -67,7 +65,7 @@ class Programs:
                 named = jax.eval_shape(
                     lambda rows: self.task.init(jax.random.key(0), self.source.as_batch(rows))[0], self.first_examples
                 )
-                self.shardings = self.layout.state_shardings(self.shapes, partition_specs(named))
+                self.shardings = self.layout.state_shardings(self.shapes, linen.get_partition_spec(named))
             self.metrics = tuple(jax.eval_shape(self._step, self.shapes, self._trained_on)[1])
 
     @property
@@ -94,7 +92,7 @@ class Programs:
         with self.clock.span("compile", f"compiling the programs{_pure.of_members(shape)}"):
             # Traced here, in the caller's JAX contexts; only XLA runs in other threads.
             lowered = [self._lower(program, cause) for program in missing]
-            done = observe.compiled_in_threads(lowered)
+            done = observe.Lowered.compile_all(lowered)
         for program, (compiled, entry) in zip(missing, done, strict=True):
             self._compiled[program] = compiled
             self.ledger.append(entry)
@@ -120,8 +118,8 @@ class Programs:
         free = observe.available_bytes(jax.local_devices(backend="cpu")[0])
         if free is not None and needed > free:
             raise TrainingError(
-                f"the states of {num_members} members take {observe.format_bytes(needed)} of the host's memory "
-                f"while they are made, and {observe.format_bytes(free)} are free: sweep fewer at a time, as with "
+                f"the states of {num_members} members take {format_bytes(needed)} of the host's memory "
+                f"while they are made, and {format_bytes(free)} are free: sweep fewer at a time, as with "
                 "shard='1/4'."
             )
         init = self._program(_pure.Initialise(count := self._init_count), "start")
@@ -160,16 +158,16 @@ class Programs:
         sizes["temporary arrays"] = copies * max(map(observe.temporary_bytes, made), default=0)
         free, needed = broadcast_from_primary(lambda: observe.available_bytes(layout.device)), sum(sizes.values())
         if free is not None and needed > free:
-            listed = ", ".join(f"{name} {observe.format_bytes(size)}" for name, size in sizes.items() if size)
+            listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size)
             raise TrainingError(
-                f"training does not fit in memory: it takes {observe.format_bytes(needed)} ({listed}), and "
-                f"{observe.format_bytes(free)} are free: make the model or the batch smaller, or use more devices with "
+                f"training does not fit in memory: it takes {format_bytes(needed)} ({listed}), and "
+                f"{format_bytes(free)} are free: make the model or the batch smaller, or use more devices with "
                 "strategy='fsdp'."
             )
 
     def launch_seconds(self, shape: Shape | None, num_steps: int) -> float:
         """The seconds on a GPU that the launches of a call take, of one chunk of a population."""
-        return observe.work_of(self._compiled[_pure.Train(shape, num_steps)].as_text()).launch_seconds
+        return observe.Work.of(self._compiled[_pure.Train(shape, num_steps)].as_text()).launch_seconds
 
     def finite_source(self, split: str) -> Source:
         """The split of that name; ConfigError if there is none, or its examples are generated without an end."""
@@ -311,15 +309,15 @@ class Programs:
         program = program_fingerprint(self._evaluate, self.shapes, self.batch)
         return text_fingerprint(f"{program} {derived}")
 
-    # Of a training step: the number of products by precision, the implementations of jaxnn's operations, the number of
-    # convolutions that no layer of jaxnn traced, of arithmetic operations (roughly) and of products (exactly), and the
-    # sums that lose terms.
-    product_dtypes = _of_step(observe.product_dtypes)
-    implementations = _of_step(observe.implementations)
-    plain_convolutions = _of_step(observe.plain_convolutions)
-    operations = _of_step(observe.operations)
-    product_flops = _of_step(observe.product_flops)
-    half_sums = _of_step(observe.half_sums)
+    @functools.cached_property
+    def traced_step(self) -> observe.Traced:
+        """A training step of the first member."""
+        return observe.Traced(self._step, self.shapes, self._trained_on)
+
+    @functools.cached_property
+    def half_sums(self) -> list[Any]:
+        """The sums of a training step that lose terms."""
+        return observe.half_sums(self._step, self.shapes, self._trained_on)
 
     @functools.cached_property
     def derived(self) -> dict[str, float]:
@@ -361,7 +359,7 @@ class Programs:
     def _program(self, program: _pure.Program, cause: str) -> Any:
         if program not in self._compiled:
             with self.clock.span("compile", f"compiling the program to {program}"):
-                ((self._compiled[program], entry),) = observe.compiled_in_threads([self._lower(program, cause)])
+                ((self._compiled[program], entry),) = observe.Lowered.compile_all([self._lower(program, cause)])
             self.ledger.append(entry)
         return self._compiled[program]
 
@@ -389,19 +387,21 @@ class Programs:
                 if (state := self.sharding(shape)) is not None:
                     spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
                     totals = NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
-                    jit |= {"in_shardings": (state, totals, shardings_of(examples)), "out_shardings": (state, totals)}
+                    placed = jax.tree.map(lambda array: array.sharding, examples)
+                    jit |= {"in_shardings": (state, totals, placed), "out_shardings": (state, totals)}
                 arguments = self.abstract(shape), self.zeros(shape), examples
                 train = make(self.spec, num_steps)
-                return observe.lower_ahead(train, f"{program}", cause, *arguments, donate_argnums=0, **jit)
+                return observe.Lowered.of(train, f"{program}", cause, *arguments, donate_argnums=0, **jit)
             case _pure.Evaluate(shape, split, part):
                 piece = next(self._pieces_of(split, part)())
                 if (state := self.sharding(shape)) is not None:
                     spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
                     kept = NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
-                    jit |= {"in_shardings": (state, *shardings_of(piece), kept)}
+                    placed = jax.tree.map(lambda array: array.sharding, piece)
+                    jit |= {"in_shardings": (state, *placed, kept)}
                     jit |= {"out_shardings": self.layout.replicated} if shape is None else {}
                 given = self.abstract(shape), *piece, self._kept_shapes(shape, split, piece)
-                return observe.lower_ahead(self._evaluation(shape, split), f"{program}", "start", *given, **jit)
+                return observe.Lowered.of(self._evaluation(shape, split), f"{program}", "start", *given, **jit)
 
     def _evaluation(self, shape: Shape | None, split: str) -> Callable[..., Any]:
         make = _pure.make_evaluate if shape is None else _pure.make_population_evaluate
@@ -421,7 +421,7 @@ class Programs:
             values = jax.tree.map(lambda leaf: leaf.update(sharding=SingleDeviceSharding(device)), values)
         try:
             given = (*values, *self._init_arguments)
-            return observe.lower_ahead(init, name, "start", *given, platform=platform, once=True, **jit)
+            return observe.Lowered.of(init, name, "start", *given, platform=platform, once=True, **jit)
         except NotImplementedError:  # parameters that depend on an operation of the accelerator
             if platform is None:
                 raise

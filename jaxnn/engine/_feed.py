@@ -7,8 +7,9 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from jaxnn._text import format_bytes
 from jaxnn.data import padded_indices
-from jaxnn.observe import available_bytes, format_bytes, nbytes
+from jaxnn.observe import available_bytes, nbytes
 from jaxnn.parallel import SINGLE_DEVICE, Layout, broadcast_from_primary
 from jaxnn.types import Array, Batch, Examples, PyTree, Source, Splits, TrainingError
 

@@ -20,7 +20,8 @@ class Lanes(MemberBlock):
     def __init__(self, trainer: Trainer) -> None:
         shape = trainer.shape(trainer.block)
         assert shape is not None
-        self.trainer, self.shape = trainer, shape
+        self.trainer: Trainer = trainer
+        self.shape: Shape = shape
         self.slots = np.full(shape, EMPTY)
         self.steps: dict[int, int] = {}  # that each member in a lane has done
         self.state: Any = None  # the population on the devices, None before the first member
@@ -120,7 +121,7 @@ def _padded(places: np.ndarray, shape: Shape) -> np.ndarray:
 def _inserted(population: Population, places: Array, states: TrainState, values: Mapping[str, Array]) -> Population:
     """The population with other members in the lanes at ``places [n, 2]``; those behind all are dropped."""
 
-    def put(every: Array, new: Array) -> Array:
+    def put(every: Any, new: Any) -> Any:
         return every.at[places[:, 0], places[:, 1]].set(new, mode="drop")
 
     return population._replace(

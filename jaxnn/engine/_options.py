@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jaxnn._bounds import bounded, check_fields
 from jaxnn.engine._windows import Plan, near_divisor
-from jaxnn.parallel import find_strategy, parse_mesh
+from jaxnn.parallel import Strategy, parse_mesh
 from jaxnn.record import TRACKERS, Writers
 from jaxnn.types import ConfigError, Splits, check_int, named_object, nearest, suggest
 
@@ -162,7 +162,7 @@ class RunOptions:
             raise ConfigError(f"stall_after is {seconds!r}, and must be a number of seconds, 0 or more.")
         if self.devices not in (None, "all"):
             check_int("devices", self.devices)
-        find_strategy(self.strategy)
+        Strategy.find(self.strategy)
         if not isinstance(self.writers, tuple | list):
             raise ConfigError(f"writers is {self.writers!r}, and must be a tuple, of writers or of MODULE:NAME.")
         object.__setattr__(self, "writers", tuple(self.writers))

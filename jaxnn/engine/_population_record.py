@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxnn import record as records
+from jaxnn._fingerprints import changed_implementations, changed_parts, check_same_data
+from jaxnn._json import config_json
+from jaxnn._provenance import jax_flags
 from jaxnn.engine._options import RunOptions, recorded_options
 from jaxnn.engine._trainer import RUNNING, Trainer
-from jaxnn.observe import compile_totals, describe_devices
+from jaxnn.observe import Compilation, describe_devices
 from jaxnn.parallel import format_mesh
 from jaxnn.types import Experiment
 
@@ -55,12 +58,12 @@ class PopulationRecord:
         path, now = self.directory.path, dict(how)
         changed, damaged = list[str](), list[str]()
         if stores:
-            trainer.open_store(self.directory, records.states_folder(path, self.facts, number))
+            trainer.open_store(self.directory, records.Record.states(path, self.facts, number))
         known = () if self.before is None else self.before["groups"]
         before = known[number] if number < len(known) else {}
         if self.before is not None and before.get("fingerprint") is not None:  # it was started
             kind = "sweep" if self.facts["points"] else "run"
-            records.check_same_data(path, before["fingerprint"], now["fingerprint"]["data"], kind)
+            check_same_data(path, before["fingerprint"], now["fingerprint"]["data"], kind)
             step, damaged = trainer.restore(name, check) if stores else (None, [])
             now["seconds_per_step_measured"] |= before.get("seconds_per_step_measured") or {}
             changed = _changes(self.before, self.facts, before, now)
@@ -75,7 +78,7 @@ class PopulationRecord:
         """Replaces ``compiles.json``; each compilation is given with the number of its group."""
         if self.directory is not None:
             each = [{"group": number, **dataclasses.asdict(one)} for number, one in compilations]
-            totals = compile_totals([one for _, one in compilations])
+            totals = Compilation.totals([one for _, one in compilations])
             self.directory.write("compiles.json", {"compilations": each, "totals": totals})
 
 
@@ -89,8 +92,8 @@ def group_facts(trainer: Trainer) -> dict[str, Any]:
         "layout": programs.layout.as_json(),
         "examples": records.describe_data(trainer.splits, programs.first_examples),
         "fingerprint": trainer.fingerprint,
-        "precision": programs.product_dtypes,
-        "implementations": programs.implementations,
+        "precision": programs.traced_step.product_dtypes,
+        "implementations": programs.traced_step.implementations,
         "start": programs.start.as_json(),
     }
 
@@ -157,10 +160,10 @@ def _process_facts(experiment: Experiment[Any], options: RunOptions, script: Map
     """What a process that starts or resumes a population decides."""
     return {
         "status": RUNNING,
-        "config": records.config_json(experiment.config),
+        "config": config_json(experiment.config),
         "options": recorded_options(options),
         "devices": describe_devices(),
-        "jax_flags": records.jax_flags(),
+        "jax_flags": jax_flags(),
         **script,
     }
 
@@ -175,8 +178,8 @@ def _changes(
         changes.append(f"the layout {layouts[0]} → {layouts[1]}")
     if _device(facts) != _device(before):
         changes.append(f"the device {_device(before)} → {_device(facts)}")
-    changes += records.changed_parts(group_before["fingerprint"], group["fingerprint"])
-    changes += records.changed_implementations(group_before.get("implementations") or {}, group["implementations"])
+    changes += changed_parts(group_before["fingerprint"], group["fingerprint"])
+    changes += changed_implementations(group_before.get("implementations") or {}, group["implementations"])
     pairs = (before["devices"]["versions"], facts["devices"]["versions"]), (before["jax_flags"], facts["jax_flags"])
     for old, new in pairs:
         changes += [f"{name} {old.get(name)} → {new[name]}" for name in new if new[name] != old.get(name)]

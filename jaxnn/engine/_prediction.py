@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from jaxnn._text import first_line
 from jaxnn.parallel import SINGLE_DEVICE, Layout
-from jaxnn.record import first_line
 from jaxnn.steps import make_predict_step
 from jaxnn.tasks import metric_of_outputs, sharded
 from jaxnn.types import ConfigError, Examples, PyTree, Source, Task, TrainState, check_int

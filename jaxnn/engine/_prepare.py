@@ -7,6 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxnn._clock import Clock
+from jaxnn._compat import platform
+from jaxnn._fingerprints import PARTS
+from jaxnn._provenance import jax_flags
 from jaxnn.data import steps_per_epoch
 from jaxnn.engine._checks import notes_on
 from jaxnn.engine._compiler import Programs
@@ -24,10 +28,8 @@ from jaxnn.engine._tuning import (
     plan_vmap_size,
 )
 from jaxnn.engine._windows import near_divisor, typical_window, with_tails
-from jaxnn.nn import platform
-from jaxnn.observe import Clock, describe_devices
+from jaxnn.observe import describe_devices
 from jaxnn.parallel import SINGLE_DEVICE, Layout, all_agree, process_count
-from jaxnn.record import PARTS, jax_flags
 from jaxnn.tasks import check_direction, direction_of
 from jaxnn.types import Array, ConfigError, DataError, Experiment, Splits, TrainState, suggest
 
@@ -208,12 +210,12 @@ def first_length(programs: Programs, window: int) -> int:
     """The number of steps of the call to measure first: many if a step is short, to compile one program less."""
     # The time to read data that are not on the device is unknown.
     known = programs.spec.feed.resident and not _slow_in_loops(programs)
-    return near_divisor(window, MOST_STEPS) if known and programs.operations < SHORT_STEP else 1
+    return near_divisor(window, MOST_STEPS) if known and programs.traced_step.operations < SHORT_STEP else 1
 
 
 def _slow_in_loops(programs: Programs) -> bool:
     """Whether XLA may make a loop of steps slow, as it does on a CPU with the gradients of plain convolutions."""
-    return platform() == "cpu" and programs.plain_convolutions > 0
+    return platform() == "cpu" and programs.traced_step.plain_convolutions > 0
 
 
 def make_calls(programs: Programs, cause: str) -> Callable[[int], Call]:

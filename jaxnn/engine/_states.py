@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxnn.parallel import fetching
-from jaxnn.record import as_key_like, is_key
-from jaxnn.types import Array, ConfigError, Experiment, PyTree, TrainState
+from jaxnn._transfers import fetching
+from jaxnn.record import as_key_like
+from jaxnn.types import Array, ConfigError, Experiment, PyTree, TrainState, is_key
 
 MEMBERS = "members"
 """The mesh axis that members are sharded along."""

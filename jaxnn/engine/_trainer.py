@@ -12,12 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn import record as records
+from jaxnn._clock import Clock
+from jaxnn._json import final_metrics, metrics_of, reports_by_member
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._options import RunOptions, named_probes, stopping_rule
 from jaxnn.engine._states import HostStates, Shape, host_shapes, shape_of
 from jaxnn.engine._tuning import VmapPlan
 from jaxnn.engine._windows import Flight, Plan
-from jaxnn.observe import Clock, Placement, observe_placement
+from jaxnn.observe import Placement
 from jaxnn.parallel import broadcast_from_primary
 from jaxnn.tasks import derived_metrics, direction_of
 from jaxnn.types import ConfigError, Experiment, PyTree, Splits, TrainState
@@ -49,7 +51,7 @@ class MemberLog:
     @property
     def final(self) -> dict[str, float]:
         """The last value of each metric."""
-        return records.final_metrics(self.lines)
+        return final_metrics(self.lines)
 
     def values(self, metric: str) -> list[float]:
         """A metric at every line that has it, oldest first."""
@@ -148,7 +150,7 @@ class Trainer:
         state, feed = self.state, self.programs.spec.feed
         trees = {"model_state": state.model_state} if state.model_state else {}
         data = {"data": feed.prepare(0, 1)} if feed.resident else {}
-        return observe_placement(parameters=state.params, **trees, optimizer_state=state.opt_state, **data)
+        return Placement.of(parameters=state.params, **trees, optimizer_state=state.opt_state, **data)
 
     def open_store(self, record: records.Record, folder: Path) -> None:
         """Keeps metrics in ``record`` and checkpoints in ``folder`` from now on."""
@@ -206,13 +208,13 @@ class Trainer:
 
         def rewound() -> tuple[list[dict[str, Any]], str | None]:
             # The digest stays in the process that writes.
-            lines, self.reported, damage = records.rewind_metrics(
-                record, lambda line: ends[rows[line["member"]]], noted, where, tuple(rows)
+            lines, self.reported, damage = record.rewind(
+                lambda line: ends[rows[line["member"]]], noted, where, tuple(rows)
             )
             return lines, damage
 
         lines, damage = broadcast_from_primary(rewound)
-        reports = records.reports_by_member(lines)
+        reports = reports_by_member(lines)
         for log in self.logs:
             log.lines = reports[log.number]
         known = (line.get("elapsed") for line in lines)
@@ -285,7 +287,7 @@ class Trainer:
                 self.logs[0].error = f"the parameters are no longer finite after step {step}"
                 return
             elif self.logs[0].lines and self.logs[0].step == step:
-                metrics = records.metrics_of(self.logs[0].lines[-1])
+                metrics = metrics_of(self.logs[0].lines[-1])
             self.writers.flush()
             self.checkpoints.save(step, self.state, metrics, self.reported)
             self._saved_at = time.perf_counter()

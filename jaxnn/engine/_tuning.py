@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxnn._text import format_bytes
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._states import Shape, arrange, shape_of
 from jaxnn.engine._windows import Plan, near_divisor, typical_window
-from jaxnn.observe import available_bytes, format_bytes
+from jaxnn.observe import available_bytes
 from jaxnn.parallel import broadcast_from_primary
 from jaxnn.types import TrainingError
 
@@ -266,7 +267,7 @@ def plan_vmap_size(
     block, note = fitting_block(programs.member_bytes, free, num_members)
     steps = near_divisor(window, ENOUGH_STEPS) if on_cpu else many_steps(programs, window, block)
     steps = min(given_steps or steps, window)
-    sizes = _sizes_to_try(programs.operations, block, on_cpu=on_cpu, apart=apart, thorough=thorough)
+    sizes = _sizes_to_try(programs.traced_step.operations, block, on_cpu=on_cpu, apart=apart, thorough=thorough)
     if given is not None:
         sizes = [min(given, block)]
     if given_steps is not None and given is not None:
@@ -274,7 +275,7 @@ def plan_vmap_size(
     if len(sizes) == 1 and not thorough:
         if given_steps is None and on_cpu:
             # Infinitely many operations, as of a loop, get the fewest steps.
-            about = min(MOST_STEPS, CALL_OPERATIONS / max(1.0, block * programs.operations))
+            about = min(MOST_STEPS, CALL_OPERATIONS / max(1.0, block * programs.traced_step.operations))
             steps = near_divisor(window, max(ENOUGH_STEPS, round(about)))
         return VmapPlan(sizes[0], steps, block, (), note)
 
@@ -306,7 +307,7 @@ def plan_vmap_size(
 
 def many_steps(programs: Programs, window: int, members: int = 1) -> int:
     """The steps per call on an accelerator, where long calls are never slower: by operations, without measuring."""
-    most = ACCELERATOR_OPERATIONS / max(1.0, members * programs.operations)
+    most = ACCELERATOR_OPERATIONS / max(1.0, members * programs.traced_step.operations)
     # The batches of a call are on the host, and wait on the device, at the same time.
     limit = MOST_STEPS if programs.spec.feed.resident else ENOUGH_STEPS
     return near_divisor(window, max(FEWEST_STEPS, round(min(limit, most))))

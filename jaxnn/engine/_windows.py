@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxnn._clock import Clock
 from jaxnn.engine._feed import DeviceFeed
-from jaxnn.observe import Clock
 from jaxnn.steps import Totals
 from jaxnn.types import Examples
 

@@ -13,6 +13,8 @@ from flax import linen
 from jax.typing import ArrayLike
 
 from jaxnn import nn
+from jaxnn._batch_context import normal_rows
+from jaxnn._bounds import positive_ints
 from jaxnn.models._model_inputs import check_fields, check_images
 from jaxnn.models._transformer import TransformerBlock
 
@@ -54,7 +56,7 @@ class UNet(linen.Module):
     def __post_init__(self) -> None:
         given = (name for name in ("num_groups", "num_heads") if getattr(self, name) is not None)
         check_fields(self, "out_features", "features", "num_blocks", *given)
-        self.multipliers = nn.positive_ints("UNet: multipliers", self.multipliers, "(1, 2, 4)", nonempty=True)
+        self.multipliers = positive_ints("UNet: multipliers", self.multipliers, "(1, 2, 4)", nonempty=True)
         super().__post_init__()
 
     @linen.compact
@@ -169,7 +171,7 @@ class VAE(linen.Module):
         """``[batch, ...]`` to reconstructions of the same shape, and the means and log variances of the latents."""
         latents, log_variance = mean, _ = self.encode(x, train)
         if train or self.has_rng("latents"):
-            latents += jnp.exp(log_variance / 2) * nn.normal_rows(self.make_rng("latents"), mean.shape, mean.dtype)
+            latents += jnp.exp(log_variance / 2) * normal_rows(self.make_rng("latents"), mean.shape, mean.dtype)
         return VAEOutputs(self.decode(latents, train), mean, log_variance)
 
     def encode(self, x: jax.Array, train: bool = False) -> tuple[jax.Array, jax.Array]:

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
-from jaxnn.nn import at_least_int32, check_rate
+from jaxnn._bounds import check_rate
+from jaxnn.nn import at_least_int32
 from jaxnn.types import DataError, Params, check_int
 
 type Remat = bool | Callable[..., bool]  # whether to, or a policy of `jax.checkpoint_policies`

@@ -9,8 +9,9 @@ from flax import linen
 from jax import numpy as jnp
 from jax.typing import ArrayLike
 
+from jaxnn._bounds import positive_ints
 from jaxnn.models._model_inputs import Remat, check_fields, check_images, rematerialized
-from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, max_pool, positive_ints
+from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, max_pool
 from jaxnn.types import ConfigError, suggest
 
 _STAGES: tuple[tuple[int, ...], ...] = (

@@ -10,6 +10,7 @@ from flax import linen
 from jax.typing import ArrayLike
 
 from jaxnn import nn
+from jaxnn._bounds import positive_ints
 from jaxnn.models import _generation
 from jaxnn.models._model_inputs import check_fields, checked_tokens
 from jaxnn.types import ConfigError
@@ -204,7 +205,7 @@ class TextGenRNN(linen.Module):
 
     def __post_init__(self) -> None:
         _check_recurrent(self, "vocabulary_size", "embedding_features", "features")
-        self.hidden = nn.positive_ints("TextGenRNN: hidden", self.hidden, "(512, 256)")
+        self.hidden = positive_ints("TextGenRNN: hidden", self.hidden, "(512, 256)")
         super().__post_init__()
 
     @linen.compact

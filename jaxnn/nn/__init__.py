@@ -3,30 +3,12 @@
 Arguments that do not fit together raise `ConfigError`, and so does an implementation that does not support them.
 """
 
+from jaxnn._batch_context import batch_mask
 from jaxnn.nn._attention import attention
-from jaxnn.nn._choice import choose, collect_reasons, platform, portable, scope
+from jaxnn.nn._choice import choose, collect_reasons, portable, scope
 from jaxnn.nn._cross_entropy import cross_entropy, linear_cross_entropy
 from jaxnn.nn._dense import Dense, Dropout, Embed, dot_general
-from jaxnn.nn._layer_arguments import (
-    BatchSharding,
-    Policy,
-    add_broadcast,
-    at_least_int32,
-    batch_mask,
-    batch_sharding,
-    check_rate,
-    is_full,
-    map_rows,
-    mean_over_batch_axis,
-    normal_rows,
-    partition_specs,
-    partitioned,
-    positive_ints,
-    unbox,
-    use_batch_axis,
-    use_batch_mask,
-    use_batch_sharding,
-)
+from jaxnn.nn._layer_arguments import Policy, add_broadcast, at_least_int32, partitioned
 from jaxnn.nn._normalization import BatchNorm, LayerNorm, RMSNorm
 from jaxnn.nn._onednn import adam_update, native_obstacle, onednn_missing
 from jaxnn.nn._rnn import GRU, LSTM, Bidirectional, Recurrent

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from jaxnn._batch_context import map_rows, shard_rows, sharding_obstacle
 from jaxnn.nn._choice import Size, choose, compute_capability, scope
 from jaxnn.nn._custom_vjp import custom_vjp, native_or_xla
-from jaxnn.nn._layer_arguments import map_rows, shard_rows, sharding_obstacle
 from jaxnn.nn._memory_efficient_attention import BLOCK, memory_efficient_attention
 from jaxnn.nn._onednn import native_call, native_obstacle, onednn_package
 from jaxnn.types import ConfigError

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from importlib import resources
 from typing import Any, NamedTuple
@@ -14,10 +13,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxnn._compat import compute_capability, target_device
+from jaxnn._batch_context import Context, setting
+from jaxnn._compat import compute_capability, platform
 from jaxnn.types import ConfigError, suggest
 
-type Context = contextlib.AbstractContextManager[Any]
 _GPU_ATTENTION = "cudnn", "xla", "math", "memory_efficient"
 # By operation and platform, best first; "other" is every platform not named. docs/performance.md has the measurements.
 _PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -45,11 +44,6 @@ _portable: ContextVar[bool] = ContextVar("portable", default=False)
 _reasons: ContextVar[dict[str, bool] | None] = ContextVar("reasons", default=None)
 # A measurement holds for smaller sizes, and below this many times its own.
 _HOLDS_BELOW = 2
-
-
-def platform() -> str:
-    """The platform of the device that programs are compiled for here: ``cpu``, ``gpu`` or ``tpu``."""
-    return str(target_device().platform)
 
 
 def padded_classes(count: int) -> int:
@@ -121,16 +115,6 @@ def _measured(operation: str, size: Size, obstacles: Mapping[str, str | None]) -
         compared = ", ".join(f"{name} {each:,} µs" for name, each in times.items())
         reasons[f"{operation} of {size.text}: {first}, measured on an {row['device']} ({compared})"] = True
     return first
-
-
-@contextlib.contextmanager
-def setting[T](variable: ContextVar[T], value: T) -> Iterator[Any]:
-    """Context in which ``variable`` has ``value``, which it returns."""
-    token = variable.set(value)
-    try:
-        yield value
-    finally:
-        variable.reset(token)
 
 
 def portable() -> Context:

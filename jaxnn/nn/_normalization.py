@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import linen
 from jax.typing import DTypeLike
 
+from jaxnn._batch_context import batch_axis, batch_mask, batch_sharding, mean_over_batch_axis
 from jaxnn.nn._choice import choose, scope
 from jaxnn.nn._custom_vjp import custom_vjp, native_or_xla, vary_together
-from jaxnn.nn._layer_arguments import batch_axis, batch_mask, batch_sharding, mean_over_batch_axis
 from jaxnn.nn._onednn import native_call, native_obstacle
 from jaxnn.types import ConfigError
 

@@ -21,10 +21,11 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
+from jaxnn._batch_context import map_rows, sharding_obstacle
+from jaxnn._compat import platform
 from jaxnn.nn._channels_last_conv import Geometry, abstract_result, convolution, convolve, evaluate
-from jaxnn.nn._choice import choose, platform, scope
+from jaxnn.nn._choice import choose, scope
 from jaxnn.nn._custom_vjp import native_or_xla, vary_together
-from jaxnn.nn._layer_arguments import map_rows, sharding_obstacle
 from jaxnn.types import ConfigError
 
 INSTALL = "make onednn (or: pip install ./native/onednn)"

@@ -11,7 +11,6 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from jaxnn.nn._choice import Size, choose, scope
-from jaxnn.nn._layer_arguments import unbox
 from jaxnn.nn._rnn_kernels import (
     Weights,
     cudnn_obstacle,
@@ -277,7 +276,7 @@ def _weights(layer: Recurrent, num_inputs: int, carry: Any) -> Weights:
     """The parameters of Flax's cell, with the gates concatenated for one matrix product."""
     if "params" not in layer.cell.variables:
         layer.cell(carry, jnp.zeros((jax.tree.leaves(carry)[0].shape[0], num_inputs), layer.param_dtype))
-    params = unbox(layer.cell.variables["params"])
+    params = linen.unbox(layer.cell.variables["params"])
     of_inputs, of_state = ([params[side + gate] for gate in layer.gates] for side in "ih")
     kernel, recurrent = (jnp.concatenate([gate["kernel"] for gate in side], -1) for side in (of_inputs, of_state))
     biases = [one["bias"] if "bias" in one else other["bias"] for one, other in zip(of_inputs, of_state, strict=True)]

@@ -18,10 +18,11 @@ from jax.custom_batching import sequential_vmap
 from jax.experimental import rnn
 from jax.typing import DTypeLike
 
+from jaxnn._batch_context import map_rows
 from jaxnn.nn._choice import compute_capability
 from jaxnn.nn._custom_vjp import custom_vjp, native_or_xla
 from jaxnn.nn._dense import dot_general
-from jaxnn.nn._layer_arguments import add_broadcast, map_rows, with_wide_bias
+from jaxnn.nn._layer_arguments import add_broadcast, with_wide_bias
 from jaxnn.nn._onednn import native_call, native_obstacle
 
 type _Pair = tuple[jax.Array, jax.Array]

@@ -12,10 +12,11 @@ import numpy as np
 from flax import linen
 from jax import lax
 
+from jaxnn._bounds import positive_ints
 from jaxnn.nn._channels_last_conv import Geometry, channels_last_conv, conv_dimension_numbers, convolve
 from jaxnn.nn._choice import choose, scope
 from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._layer_arguments import narrowed, positive_ints, with_wide_bias
+from jaxnn.nn._layer_arguments import narrowed, with_wide_bias
 from jaxnn.nn._onednn import onednn_conv, onednn_obstacle
 from jaxnn.types import ConfigError, is_half, suggest
 

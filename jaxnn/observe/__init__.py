@@ -1,46 +1,21 @@
-"""Instruments: clocks, compilations, memory, devices, placement, precision, implementations, throughput, tables."""
+"""Instruments: compilations, memory, devices, placement, precision, implementations, tables."""
 
-from jaxnn.observe._clock import Clock, Throughput, steady_throughput
+from jaxnn._text import Table, text_table
 from jaxnn.observe._compiler_options import given_up, known_faults
 from jaxnn.observe._equations import equations
 from jaxnn.observe._half_sums import half_sums
-from jaxnn.observe._hlo import Work, work_of
+from jaxnn.observe._hlo import Work
 from jaxnn.observe._machine import (
     Placement,
     available_bytes,
     describe_devices,
     device_kind,
     device_name,
-    format_bytes,
     missing_gpu,
     nbytes,
-    observe_placement,
     peak_memory_bytes,
 )
-from jaxnn.observe._printing import (
-    Table,
-    any_text,
-    drop_output,
-    flush_output,
-    is_of_output,
-    printable,
-    say_error,
-    short_path,
-    text_table,
-)
-from jaxnn.observe._programs import (
-    Compilation,
-    Lowered,
-    compile_totals,
-    compiled_in_threads,
-    implementations,
-    lower_ahead,
-    operations,
-    plain_convolutions,
-    product_dtypes,
-    product_flops,
-    temporary_bytes,
-)
+from jaxnn.observe._programs import Compilation, Lowered, Traced, temporary_bytes
 from jaxnn.types import cpu_count
 
 __all__ = [

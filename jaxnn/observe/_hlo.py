@@ -37,6 +37,15 @@ class Work(NamedTuple):
     sent: float = 0.0  # bytes that each device must at least send for them
     alone: float = 0.0  # launches outside of CUDA graphs
 
+    @staticmethod
+    def of(hlo: str) -> Work:
+        """Reads the text of an optimized HLO module. Loops count as often as they run, if XLA knows; otherwise once."""
+        computations = _computations(hlo)
+        entry = next((name for name in computations if name.startswith("ENTRY ")), None)
+        counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", hlo.partition("\n\n")[0])
+        num_devices = math.prod(map(int, counts))
+        return Work(0, 0, {}, {}) if entry is None else _work(computations[entry], computations, num_devices)
+
     @property
     def launch_seconds(self) -> float:
         """The seconds on a GPU that its launches take at least."""
@@ -60,15 +69,6 @@ class _Instruction(NamedTuple):
     opcode: str
     operands: list[str]
     rest: str  # operands and attributes as text
-
-
-def work_of(hlo: str) -> Work:
-    """Reads the text of an optimized HLO module. Loops count as often as they run, if XLA knows; otherwise once."""
-    computations = _computations(hlo)
-    entry = next((name for name in computations if name.startswith("ENTRY ")), None)
-    counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", hlo.partition("\n\n")[0])
-    num_devices = math.prod(map(int, counts))
-    return Work(0, 0, {}, {}) if entry is None else _work(computations[entry], computations, num_devices)
 
 
 def _computations(hlo: str) -> dict[str, list[_Instruction]]:

@@ -1,5 +1,7 @@
 """The devices JAX computes on, why a GPU is not among them, their memory, and which of them hold a run's arrays."""
 
+from __future__ import annotations
+
 import collections
 import dataclasses
 import importlib.metadata
@@ -17,6 +19,7 @@ import jax
 import numpy as np
 
 from jaxnn._compat import UNOPENED
+from jaxnn._text import format_bytes
 from jaxnn.types import ConfigError, PyTree, cpu_count, on_one_line
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "jaxnn")
@@ -157,15 +160,6 @@ def available_bytes(device: jax.Device) -> int | None:
     return max(0, min(known)) if known else None
 
 
-def format_bytes(num_bytes: float) -> str:
-    """``512 B``, ``1.5 KiB``, ``2.0 MiB``, up to TiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if round(num_bytes, 1) < 1024:
-            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"
-
-
 @dataclasses.dataclass(frozen=True)
 class Placement:
     """Where the arrays of one pytree are stored."""
@@ -175,25 +169,25 @@ class Placement:
     num_bytes: int  # their logical size; a copy on a second device does not count
     device_bytes: Mapping[str, int]  # bytes by device (``"gpu:0"``), copies counted
 
+    @staticmethod
+    def of(**trees: PyTree) -> list[Placement]:
+        """Returns the placement of pytrees of arrays, ``parameters=state.params``; moves nothing, waits for nothing."""
+        observed = []
+        for name, tree in trees.items():
+            leaves, device_bytes = jax.tree.leaves(tree), collections.Counter[str]()
+            for leaf in leaves:
+                shard = jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+                for device in sorted(leaf.sharding.device_set, key=operator.attrgetter("id")):
+                    device_bytes[f"{device.platform}:{device.id}"] += nbytes(shard)
+            observed.append(Placement(name.replace("_", " "), len(leaves), nbytes(tree), dict(device_bytes)))
+        return observed
+
     def __str__(self) -> str:
         """``parameters: 4 leaves, 1.5 MiB on gpu:0``; on several devices also the bytes of the fullest."""
         where = ", ".join(self.device_bytes) or "no device"
         leaves = f"{self.num_leaves} {'leaf' if self.num_leaves == 1 else 'leaves'}"
         each = f", {format_bytes(max(self.device_bytes.values()))} each" if len(self.device_bytes) > 1 else ""
         return f"{self.name}: {leaves}, {format_bytes(self.num_bytes)} on {where}{each}"
-
-
-def observe_placement(**trees: PyTree) -> list[Placement]:
-    """Returns the placement of pytrees of arrays, ``parameters=state.params``; moves nothing, waits for nothing."""
-    observed = []
-    for name, tree in trees.items():
-        leaves, device_bytes = jax.tree.leaves(tree), collections.Counter[str]()
-        for leaf in leaves:
-            shard = jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
-            for device in sorted(leaf.sharding.device_set, key=operator.attrgetter("id")):
-                device_bytes[f"{device.platform}:{device.id}"] += nbytes(shard)
-        observed.append(Placement(name.replace("_", " "), len(leaves), nbytes(tree), dict(device_bytes)))
-    return observed
 
 
 def _left_in_container() -> int | None:

@@ -1,5 +1,7 @@
 """Programs: what was compiled, why and how long it took, and what a traced one contains."""
 
+from __future__ import annotations
+
 import atexit
 import collections
 import concurrent.futures
@@ -8,14 +10,12 @@ import functools
 import hashlib
 import itertools
 import math
-import os
 import re
-import signal
 import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from jaxnn._signals import INTERRUPTED, leave
 from jaxnn.observe._compiler_options import CompilerOptions, compile_with, compiler_options, computes_in_tf32
 from jaxnn.observe._equations import constants_and_carries, equations
 
@@ -54,12 +55,12 @@ class Compilation:
         """All three stages together."""
         return self.trace_seconds + self.lower_seconds + self.compile_seconds
 
-
-def compile_totals(ledger: Sequence[Compilation]) -> dict[str, float]:
-    """Sums over all: seconds of each stage and together, number of compilations and hits, seconds saved."""
-    names = ("trace_seconds", "lower_seconds", "compile_seconds", "seconds", "saved_seconds")
-    sums = {name: sum(getattr(one, name) for one in ledger) for name in names}
-    return {"num_compilations": len(ledger), "num_cache_hits": sum(one.cache_hit for one in ledger), **sums}
+    @staticmethod
+    def totals(ledger: Sequence[Compilation]) -> dict[str, float]:
+        """Sums over all: seconds of each stage and together, number of compilations and hits, seconds saved."""
+        names = ("trace_seconds", "lower_seconds", "compile_seconds", "seconds", "saved_seconds")
+        sums = {name: sum(getattr(one, name) for one in ledger) for name in names}
+        return {"num_compilations": len(ledger), "num_cache_hits": sum(one.cache_hit for one in ledger), **sums}
 
 
 # The executables compiled last in this process, by what they were compiled from.
@@ -74,6 +75,57 @@ class Lowered(NamedTuple):
     entry: Compilation
     key: Hashable = None  # equal for programs that may share an executable; None: not shared
     options: CompilerOptions | None = None  # None for an executable
+
+    @staticmethod
+    def of(
+        function: Callable[..., Any],
+        name: str,
+        cause: str,
+        *args: Any,
+        platform: str | None = None,
+        once: bool = False,
+        deterministic: bool = False,
+        **jit_options: Any,
+    ) -> Lowered:
+        """Traces and lowers a pure ``function`` without running it; ``name`` and ``cause`` are for the ledger.
+
+        ``args`` are its arguments, or ``jax.ShapeDtypeStruct`` in their place; static ones are omitted when the
+        executable is called. ``jit_options`` are those of ``jax.jit``: ``static_argnums``, ``donate_argnums``,
+        ``out_shardings``, …. For the compiler: the ``platform`` that the arguments are on, None: JAX's; whether the
+        program is called ``once``, and whether its bits have to be equal in each process (``deterministic``), as they
+        are on a CPU.
+        """
+        started = time.perf_counter()
+        traced = jax.jit(function, **jit_options).trace(*args)
+        traced_at = time.perf_counter()
+        options = compiler_options(traced.jaxpr, platform=platform, once=once, deterministic=deterministic)
+        settings = {str(kind): tuple(given.items()) for kind, given in options._asdict().items()}
+        key = _executable_key(traced, args, jit_options | settings)
+        if (known := _EXECUTABLES.pop(key, None)) is not None:
+            _EXECUTABLES[key] = known  # the last
+        program = known or traced.lower()
+        entry = Compilation(name, cause, traced_at - started, time.perf_counter() - traced_at)
+        return Lowered(program, entry, key, None if known else options)
+
+    @staticmethod
+    def compile_all(programs: Sequence[Lowered]) -> list[Any]:
+        """Compiles all ``programs`` at once; KeyboardInterrupt ends the wait."""
+        found = [concurrent.futures.Future[Any]() for _ in programs]
+
+        def compile_one(program: Lowered, future: concurrent.futures.Future[Any]) -> None:
+            try:
+                future.set_result(program.compile())
+            except BaseException as error:
+                future.set_exception(error)
+
+        # Not by an executor, which waits for XLA also after KeyboardInterrupt: that may take minutes.
+        for given in zip(programs, found, strict=True):
+            threading.Thread(target=compile_one, args=given, name="compile", daemon=True).start()
+        at_exit = functools.partial(_end_of_compilation, found)
+        atexit.register(at_exit)
+        concurrent.futures.wait(found)
+        atexit.unregister(at_exit)
+        return [future.result() for future in found]
 
     def compile(self) -> tuple[Any, Compilation]:
         """The executable, which refuses arguments of another shape, dtype or sharding, and its complete entry.
@@ -108,36 +160,6 @@ class Lowered(NamedTuple):
             saved_seconds=max(0.0, sum(saved)),
             temporary_bytes=temporary_bytes(compiled),
         )
-
-
-def lower_ahead(
-    function: Callable[..., Any],
-    name: str,
-    cause: str,
-    *args: Any,
-    platform: str | None = None,
-    once: bool = False,
-    deterministic: bool = False,
-    **jit_options: Any,
-) -> Lowered:
-    """Traces and lowers a pure ``function`` without running it; ``name`` and ``cause`` are for the ledger.
-
-    ``args`` are its arguments, or ``jax.ShapeDtypeStruct`` in their place; static ones are omitted when the executable
-    is called. ``jit_options`` are those of ``jax.jit``: ``static_argnums``, ``donate_argnums``, ``out_shardings``, ….
-    For the compiler: the ``platform`` that the arguments are on, None: JAX's; whether the program is called ``once``,
-    and whether its bits have to be equal in each process (``deterministic``), as they are on a CPU.
-    """
-    started = time.perf_counter()
-    traced = jax.jit(function, **jit_options).trace(*args)
-    traced_at = time.perf_counter()
-    options = compiler_options(traced.jaxpr, platform=platform, once=once, deterministic=deterministic)
-    settings = {str(kind): tuple(given.items()) for kind, given in options._asdict().items()}
-    key = _executable_key(traced, args, jit_options | settings)
-    if (known := _EXECUTABLES.pop(key, None)) is not None:
-        _EXECUTABLES[key] = known  # the last
-    program = known or traced.lower()
-    entry = Compilation(name, cause, traced_at - started, time.perf_counter() - traced_at)
-    return Lowered(program, entry, key, None if known else options)
 
 
 def _executable_key(traced: jax.stages.Traced, args: Any, jit_options: Any) -> Hashable:
@@ -207,46 +229,94 @@ def temporary_bytes(compiled: Any) -> int:
     return getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
 
 
-def implementations(function: Callable[..., Any], *args: Any) -> dict[str, list[str]]:
-    """The implementations of each operation of ``jaxnn.nn`` that ``function`` uses, in order of appearance.
+class Traced:
+    """What a traced ``function`` contains, for ``args``: its arguments, or ``jax.ShapeDtypeStruct`` in their place.
 
-    ``{"convolution": ["channels_last"], "attention": ["cudnn"]}``; ``{}`` if there is none. ``args`` are its arguments,
-    or ``jax.ShapeDtypeStruct`` in their place. Costs one trace, or none if a jitted ``function`` was traced before.
+    Costs one trace, or none if a jitted ``function`` was traced before.
     """
-    found: dict[str, dict[str, None]] = {}
-    for _, scopes in equations(jax.make_jaxpr(function)(*args)):
-        for operation, name in _SCOPE.findall(scopes):
-            found.setdefault(operation, {})[name] = None
-    return {operation: list(names) for operation, names in found.items()}
 
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self._jaxpr = jax.make_jaxpr(function)(*args)
 
-def plain_convolutions(function: Callable[..., Any], *args: Any) -> int:
-    """Number of convolutions in ``function`` that are not a jaxnn layer's, without those of gradients.
+    def equations(self) -> Iterator[tuple[Any, str]]:
+        """The equations at any depth, each once as written, with their named scopes."""
+        return equations(self._jaxpr)
 
-    Takes the arguments of `implementations` and costs the same.
-    """
-    return sum(
-        equation.primitive.name == "conv_general_dilated" and "transpose(" not in scopes and not _SCOPE.search(scopes)
-        for equation, scopes in equations(jax.make_jaxpr(function)(*args))
-    )
+    @functools.cached_property
+    def implementations(self) -> dict[str, list[str]]:
+        """The implementations of each operation of ``jaxnn.nn``, in order of appearance.
 
+        ``{"convolution": ["channels_last"], "attention": ["cudnn"]}``; ``{}`` if there is none.
+        """
+        found: dict[str, dict[str, None]] = {}
+        for _, scopes in self.equations():
+            for operation, name in _SCOPE.findall(scopes):
+                found.setdefault(operation, {})[name] = None
+        return {operation: list(names) for operation, names in found.items()}
 
-def product_dtypes(function: Callable[..., Any], *args: Any) -> dict[str, int]:
-    """Number of matrix products and convolutions of ``function`` by the dtype of their inputs, most frequent first.
+    @functools.cached_property
+    def plain_convolutions(self) -> int:
+        """Number of convolutions that are not a jaxnn layer's, without those of gradients."""
+        return sum(
+            equation.primitive.name == "conv_general_dilated"
+            and "transpose(" not in scopes
+            and not _SCOPE.search(scopes)
+            for equation, scopes in self.equations()
+        )
 
-    A product of unequal dtypes is named ``"bfloat16*float32"``, and ``"float32 as TF32"`` one that the device rounds
-    to 10 bits of mantissa: NVIDIA's GPUs from capability 8.0, unless a higher precision is asked for. Products are
-    counted as written: one in the body of a ``scan`` once, one in each branch of a ``cond``. Takes the arguments of
-    `implementations` and costs the same.
-    """
-    counts: collections.Counter[str] = collections.Counter()
-    rounds = computes_in_tf32()
-    for equation, _ in equations(jax.make_jaxpr(function)(*args)):
-        if equation.primitive.name in _PRODUCTS:
-            left, right = (str(operand.aval.dtype) for operand in equation.invars[:2])
-            name = left if left == right else f"{left}*{right}"
-            counts[f"{name} as TF32" if rounds and name == "float32" and not _is_exact(equation) else name] += 1
-    return dict(counts.most_common())
+    @functools.cached_property
+    def product_dtypes(self) -> dict[str, int]:
+        """Number of matrix products and convolutions by the dtype of their inputs, most frequent first.
+
+        A product of unequal dtypes is named ``"bfloat16*float32"``, and ``"float32 as TF32"`` one that the device
+        rounds to 10 bits of mantissa: NVIDIA's GPUs from capability 8.0, unless a higher precision is asked for.
+        Products are counted as written: one in the body of a ``scan`` once, one in each branch of a ``cond``.
+        """
+        counts: collections.Counter[str] = collections.Counter()
+        rounds = computes_in_tf32()
+        for equation, _ in self.equations():
+            if equation.primitive.name in _PRODUCTS:
+                left, right = (str(operand.aval.dtype) for operand in equation.invars[:2])
+                name = left if left == right else f"{left}*{right}"
+                counts[f"{name} as TF32" if rounds and name == "float32" and not _is_exact(equation) else name] += 1
+        return dict(counts.most_common())
+
+    @functools.cached_property
+    def operations(self) -> float:
+        """A rough number of arithmetic operations, to guess its time from before it is compiled.
+
+        Counts the elements that each equation computes and the operations of products, and the body of a ``scan`` as
+        often as it runs; infinite if there is a ``while`` loop.
+        """
+
+        def cost(equation: Any, scopes: str) -> dict[str, float]:
+            if equation.primitive.name == "while":
+                return {"": math.inf}
+            # Tokens have no shape.
+            elements = sum(math.prod(getattr(value.aval, "shape", ())) for value in equation.outvars)
+            return {"": elements + _product_flops(equation)}
+
+        return _count(self._jaxpr.jaxpr, None, cost)[0][""]
+
+    def product_flops(self, by: Callable[[Any, str], str] | None = None) -> dict[str, float]:
+        """Floating-point operations of the products that the results need, by dtype, most first.
+
+        Or by what ``by`` returns for an equation and its named scopes, as those of `equations`.
+
+        Products are matrix products, convolutions and cuDNN's operations. Two per multiplication and addition; the body
+        of a ``scan`` counts as often as it runs, that of a ``while`` loop once, the branch of a ``cond`` with the
+        fewest.
+        """
+
+        def dtype(equation: Any, scopes: str) -> str:
+            return str(jnp.promote_types(*(value.aval.dtype for value in equation.invars[:2])))
+
+        def cost(equation: Any, scopes: str) -> dict[str, float]:
+            flops = _product_flops(equation)
+            return {(by or dtype)(equation, scopes): flops} if flops else {}
+
+        found = _count(self._jaxpr.jaxpr, None, cost)[0]
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def _is_exact(equation: Any) -> bool:
@@ -254,46 +324,6 @@ def _is_exact(equation: Any) -> bool:
     precision = getattr(equation.params.get("geometry", None), "precision", equation.params.get("precision"))
     asked = precision if isinstance(precision, tuple) else (precision,)
     return any(str(one).upper() in ("HIGHEST", "FLOAT32", "F32_F32_F32") for one in asked)
-
-
-def operations(function: Callable[..., Any], *args: Any) -> float:
-    """A rough number of arithmetic operations of ``function``, to guess its time from before it is compiled.
-
-    Counts the elements that each equation computes and the operations of products, and the body of a ``scan`` as often
-    as it runs; infinite if there is a ``while`` loop. Takes the arguments of `implementations` and costs the same.
-    """
-
-    def cost(equation: Any, scopes: str) -> dict[str, float]:
-        if equation.primitive.name == "while":
-            return {"": math.inf}
-        # Tokens have no shape.
-        elements = sum(math.prod(getattr(value.aval, "shape", ())) for value in equation.outvars)
-        return {"": elements + _product_flops(equation)}
-
-    return _count(jax.make_jaxpr(function)(*args).jaxpr, None, cost)[0][""]
-
-
-def product_flops(
-    function: Callable[..., Any], *args: Any, by: Callable[[Any, str], str] | None = None
-) -> dict[str, float]:
-    """Floating-point operations of the products of ``function`` that its results need, by dtype, most first.
-
-    Or by what ``by`` returns for an equation and its named scopes, as those of `equations`.
-
-    Products are matrix products, convolutions and cuDNN's operations. Two per multiplication and addition; the body of
-    a ``scan`` counts as often as it runs, that of a ``while`` loop once, the branch of a ``cond`` with the fewest.
-    Takes the arguments of `implementations` and costs the same.
-    """
-
-    def dtype(equation: Any, scopes: str) -> str:
-        return str(jnp.promote_types(*(value.aval.dtype for value in equation.invars[:2])))
-
-    def cost(equation: Any, scopes: str) -> dict[str, float]:
-        flops = _product_flops(equation)
-        return {(by or dtype)(equation, scopes): flops} if flops else {}
-
-    found = _count(jax.make_jaxpr(function)(*args).jaxpr, None, cost)[0]
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def _count(
@@ -374,30 +404,8 @@ def _product_flops(equation: Any) -> float:
     return float(products * _CUDNN[name])
 
 
-def compiled_in_threads(programs: Sequence[Lowered]) -> list[Any]:
-    """Compiles all ``programs`` at once; KeyboardInterrupt ends the wait."""
-    found = [concurrent.futures.Future[Any]() for _ in programs]
-
-    def compile_one(program: Lowered, future: concurrent.futures.Future[Any]) -> None:
-        try:
-            future.set_result(program.compile())
-        except BaseException as error:
-            future.set_exception(error)
-
-    # Not by an executor, which waits for XLA also after KeyboardInterrupt: that may take minutes.
-    for given in zip(programs, found, strict=True):
-        threading.Thread(target=compile_one, args=given, name="compile", daemon=True).start()
-    at_exit = functools.partial(_end_of_compilation, found)
-    atexit.register(at_exit)
-    concurrent.futures.wait(found)
-    atexit.unregister(at_exit)
-    return [future.result() for future in found]
-
-
 def _end_of_compilation(found: Sequence[concurrent.futures.Future[Any]]) -> None:
     """Ends an interpreter that Ctrl-C ends without waiting; another one waits, as XLA must not run after it."""
     if isinstance(getattr(sys, "last_exc", None), KeyboardInterrupt):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(128 + signal.SIGINT)
+        leave(INTERRUPTED)
     concurrent.futures.wait(found)

@@ -4,15 +4,14 @@ from jaxnn.optim import _schedules as schedules
 from jaxnn.optim._adam import AdamTransformation, adam, adamw
 from jaxnn.optim._combinators import (
     LossScaleState,
-    as_one,
-    averaging,
     evaluation_params,
     evaluation_state,
     first_matches,
-    has_average,
+    init_state,
     is_decayed,
     layer_decay,
     step_norms,
+    update_params,
     with_accumulation,
     with_clipping,
     with_ema,

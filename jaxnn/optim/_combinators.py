@@ -5,7 +5,7 @@ raises `ConfigError`.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,10 @@ from jax.typing import ArrayLike
 
 from jaxnn._bounds import check_range
 from jaxnn.optim._adam import AdamTransformation
+from jaxnn.optim._row_gradients import apply_updates
 from jaxnn.types import ConfigError, Params, PyTree, TrainState, check_int, named_leaves, path_name
+
+type Optimizers = optax.GradientTransformation | Mapping[str, optax.GradientTransformation]  # or by top-level names
 
 
 def with_accumulation(optimizer: optax.GradientTransformation, num_steps: int) -> optax.GradientTransformation:
@@ -130,9 +133,7 @@ def with_ema(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def as_one(
-    optimizer: optax.GradientTransformation | Mapping[str, optax.GradientTransformation],
-) -> optax.GradientTransformation:
+def as_one(optimizer: Optimizers) -> optax.GradientTransformation:
     """Returns an optimizer itself, or of a dict of them the one that updates each part of the parameters by its own.
 
     The dict has the names of the top level of the parameters, and so has the state.
@@ -174,13 +175,9 @@ def _is_average(node: Any) -> bool:
     return isinstance(node, AveragedState)
 
 
-def has_average(opt_state: optax.OptState) -> bool:
-    """Whether ``with_ema`` is somewhere in the optimizer of this state."""
-    return any(map(_is_average, jax.tree.leaves(opt_state, is_leaf=_is_average)))
-
-
-def averaging(opt_state: optax.OptState, model_state: PyTree) -> optax.OptState:
+def init_state(optimizer: Optimizers, params: Params, model_state: PyTree) -> optax.OptState:
     """The state of an optimizer before the first step, whose averages also average ``model_state``."""
+    opt_state = as_one(optimizer).init(params)
 
     def started(state: Any) -> Any:
         if not _is_average(state):
@@ -189,6 +186,25 @@ def averaging(opt_state: optax.OptState, model_state: PyTree) -> optax.OptState:
         return state._replace(model_state=copies, model_total=jnp.zeros_like(state.total))
 
     return jax.tree.map(started, opt_state, is_leaf=_is_average) if jax.tree.leaves(model_state) else opt_state
+
+
+def update_params(optimizer: Optimizers, update_leaf: Callable[..., Any]) -> Callable[..., tuple[Params, Any]]:
+    """Returns ``apply(gradient, opt_state, params, model_state, **extra)``, which returns parameters and a state.
+
+    ``update_leaf``, that is `jaxnn.nn.adam_update`, updates leaves of `adam` and `adamw` in one pass.
+    """
+    update = optax.with_extra_args_support(as_one(optimizer)).update
+    one_pass = optimizer.step if isinstance(optimizer, AdamTransformation) else None
+
+    def apply(gradient: Params, opt_state: Any, params: Params, model_state: PyTree, **extra: Any) -> tuple[Any, Any]:
+        if any(map(_is_average, jax.tree.leaves(opt_state, is_leaf=_is_average))):
+            extra["model_state"] = model_state
+        if one_pass is not None:
+            return one_pass(update_leaf, gradient, opt_state, params, **extra)
+        updates, opt_state = update(gradient, opt_state, params, **extra)
+        return apply_updates(params, updates), opt_state
+
+    return apply
 
 
 def evaluation_state(state: TrainState) -> TrainState:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from jaxnn._compat import UNOPENED
-from jaxnn.nn import platform as default_platform
+from jaxnn._compat import platform as default_platform
 from jaxnn.observe import missing_gpu
 from jaxnn.types import ConfigError, on_one_line, suggest
 
@@ -110,14 +110,3 @@ def make_mesh(devices: Sequence[jax.Device], axes: Mapping[str, int]) -> Mesh:
     # Axes are Auto: XLA chooses the shardings of activations, for which jaxnn's models name no axes.
     grid = np.array(devices).reshape(tuple(axes.values()))
     return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
-
-
-def check_divides(batch_size: int, size: int, name: str = "batch_size") -> None:
-    """Raises ConfigError, with the nearest sizes that fit, unless a batch divides evenly among ``size`` devices."""
-    if batch_size % size:
-        below, above = batch_size // size * size, (batch_size // size + 1) * size
-        nearest = f"{below} and {above}" if below else f"{above}"
-        raise ConfigError(
-            f"{name} is {batch_size}, which {size} devices cannot share evenly: the nearest that they can are "
-            f"{nearest}; or choose another number of devices."
-        )

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from jaxnn._transfers import GPU, send_pinned
 from jaxnn.parallel._devices import DATA, Wanted, choose_devices, find_devices, format_mesh, make_mesh, parse_mesh
-from jaxnn.parallel._strategies import STRATEGIES, Strategy, find_strategy, spec_axes
-from jaxnn.parallel._transfers import GPU, send_pinned
+from jaxnn.parallel._strategies import STRATEGIES, Strategy, spec_axes
 from jaxnn.types import ConfigError, PyTree, TrainState, path_name
 
 
@@ -23,6 +23,29 @@ class Layout(NamedTuple):
     mesh: Mesh | None = None  # None for one device, on which the strategy has no effect
     data_axes: tuple[str, ...] = (DATA,)  # mesh axes along which data are sharded; the model need not name them
     abstract: bool = False  # whether programs are only compiled: arrays are then their shapes and shardings
+
+    @staticmethod
+    def make(
+        strategy: str | Strategy = "auto", devices: Wanted = None, mesh: str | None = None, platform: str | None = None
+    ) -> Layout:
+        """Makes the layout of some run options; `SINGLE_DEVICE` by default. ConfigError if they do not fit together.
+
+        ``devices`` None means all for a strategy or several processes, those of the mesh, or else 1; ``mesh`` (see
+        `parse_mesh`) None means all devices along the data axis; ``platform`` None is JAX's default.
+        """
+        axes, how = None if mesh is None else parse_mesh(mesh), Strategy.find(strategy)
+        # First, since its error message is the clearest if JAX cannot open a device.
+        available = find_devices(platform)
+        alone = how.choose is not None and axes is None and jax.process_count() == 1
+        wanted = devices if devices is not None or axes is None else math.prod(axes.values())
+        chosen = choose_devices(available, wanted, default=1 if alone else None)
+        if alone and len(chosen) == 1:
+            return SINGLE_DEVICE
+        if axes is not None and not how.fits(axes):
+            raise ConfigError(
+                f"strategy {how.name} has the axis {DATA} alone, and mesh is {mesh}: choose data or fsdp."
+            )
+        return Layout(how, make_mesh(chosen, axes or {DATA: len(chosen)}))
 
     @property
     def num_devices(self) -> int:
@@ -63,6 +86,17 @@ class Layout(NamedTuple):
     def data_size(self) -> int:
         """Number of shards of a batch."""
         return 1 if self.mesh is None else math.prod(self.mesh.shape[name] for name in spec_axes(self.batch_spec))
+
+    def check_divides(self, batch_size: int, name: str = "batch_size") -> None:
+        """Raises ConfigError, with the nearest sizes that fit, unless a batch divides evenly among the devices."""
+        size = self.data_size
+        if batch_size % size:
+            below, above = batch_size // size * size, (batch_size // size + 1) * size
+            nearest = f"{below} and {above}" if below else f"{above}"
+            raise ConfigError(
+                f"{name} is {batch_size}, which {size} devices cannot share evenly: the nearest that they can are "
+                f"{nearest}; or choose another number of devices."
+            )
 
     @property
     def replicated(self) -> NamedSharding | None:
@@ -139,7 +173,7 @@ class Layout(NamedTuple):
     def map_rows(
         self, function: Callable[..., Any], in_axes: Sequence[int | None], out_axes: Any
     ) -> Callable[..., Any]:
-        """Within a program, the function that each device runs on its rows; see `nn.map_rows`."""
+        """Within a program, the function that each device runs on its rows; see `BatchSharding`."""
 
         def specs(axes: Any) -> Any:
             if isinstance(axes, Sequence):
@@ -234,24 +268,3 @@ SINGLE_DEVICE = Layout()
 
 def _shape(shape: tuple[int, ...], array: Any, sharding: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(array.dtype), sharding=sharding)
-
-
-def make_layout(
-    strategy: str | Strategy = "auto", devices: Wanted = None, mesh: str | None = None, platform: str | None = None
-) -> Layout:
-    """Makes the layout of some run options; `SINGLE_DEVICE` by default. ConfigError if they do not fit together.
-
-    ``devices`` None means all for a strategy or several processes, those of the mesh, or else 1; ``mesh`` (see
-    `parse_mesh`) None means all devices along the data axis; ``platform`` None is JAX's default.
-    """
-    axes, how = None if mesh is None else parse_mesh(mesh), find_strategy(strategy)
-    # First, since its error message is the clearest if JAX cannot open a device.
-    available = find_devices(platform)
-    alone = how.choose is not None and axes is None and jax.process_count() == 1
-    wanted = devices if devices is not None or axes is None else math.prod(axes.values())
-    chosen = choose_devices(available, wanted, default=1 if alone else None)
-    if alone and len(chosen) == 1:
-        return SINGLE_DEVICE
-    if axes is not None and not how.fits(axes):
-        raise ConfigError(f"strategy {how.name} has the axis {DATA} alone, and mesh is {mesh}: choose data or fsdp.")
-    return Layout(how, make_mesh(chosen, axes or {DATA: len(chosen)}))

@@ -21,12 +21,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnn.observe import printable
+from jaxnn._signals import RESUMABLE
 from jaxnn.parallel._place import Place, interfaces
-from jaxnn.types import ConfigError, TrainingError
+from jaxnn.types import ConfigError, TrainingError, printable
 
 SECRET = "JAXNN_CLUSTER_SECRET"  # the environment variable with a secret that all processes of a run share
-LOST = 75  # the exit status of a process that lost another: sysexits' EX_TEMPFAIL, "try again later"
 # For the main thread to end after another process has: a collective of CPUs fails at once, one of GPUs may wait.
 GRACE_SECONDS = 10.0
 VERDICT_SECONDS = 5.0  # how much longer than process 0, which reports who is missing, the others wait
@@ -108,7 +107,7 @@ class Link:
         """Prints once, on standard error, why this process ends; returns whether it was printed now."""
         if not self._reported.acquire(blocking=False):
             return False
-        hint = f": {self.resume_hint}" if ending.status == LOST else ""
+        hint = f": {self.resume_hint}" if ending.status == RESUMABLE else ""
         # The reader of standard error may have ended.
         with contextlib.suppress(OSError):
             os.write(2, f"error: {clean(ending.message)}{hint}.\n".encode())
@@ -272,7 +271,7 @@ class Link:
             how = f"nothing was heard of it for {self._place.lost_after:g} s"
         del self._writers[rank]
         if self._started and not self._leaving and rank not in self._left:
-            await self._note(LOST, f"process {rank} on {self._hosts[rank]} is gone ({how})")
+            await self._note(RESUMABLE, f"process {rank} on {self._hosts[rank]} is gone ({how})")
 
     async def _note(self, status: object, message: object) -> None:
         """Keeps the first early end; process 0 announces it to all others."""

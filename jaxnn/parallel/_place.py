@@ -13,8 +13,6 @@ import jax
 from jaxnn._compat import detect_cluster
 from jaxnn.types import ConfigError, JaxnnError, on_one_line
 
-START_TIMEOUT = 300.0
-LOST_AFTER = 60.0
 EXPLICIT = "--coordinator HOST:PORT --num-processes N --process-id I"
 
 _place: Place | None = None
@@ -32,8 +30,8 @@ class Place:
     coordinator: str  # ``HOST:PORT`` at which process 0 listens
     num_processes: int  # at least 2
     process_id: int  # from 0
-    start_timeout: float = START_TIMEOUT  # seconds within which all must start
-    lost_after: float = LOST_AFTER  # seconds of silence after which a process is lost; a killed one is noticed at once
+    start_timeout: float = 300.0  # seconds within which all must start
+    lost_after: float = 60.0  # seconds of silence after which a process is lost; a killed one is noticed at once
     detected: bool = False  # whether a cluster assigned it, and with it one of the machine's devices
     host: str = dataclasses.field(init=False)  # from ``coordinator``, as is the port
     port: int = dataclasses.field(init=False)
@@ -55,26 +53,53 @@ class Place:
         object.__setattr__(self, "host", host.removeprefix("[").removesuffix("]"))
         object.__setattr__(self, "port", int(port))
 
+    @classmethod
+    def of_flags(
+        cls,
+        coordinator: str | None,
+        num_processes: int | None,
+        process_id: int | None,
+        *,
+        distributed: bool,
+        start_timeout: float,
+        lost_after: float,
+    ) -> Place | None:
+        """The place that flags name, or a cluster assigned if ``distributed``; None: the process is the only one.
 
-def detect_place(start_timeout: float = START_TIMEOUT, lost_after: float = LOST_AFTER) -> Place:
-    """The place assigned by SLURM, Open MPI, Kubernetes or Cloud TPU; ConfigError if there is none."""
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        try:
-            address, count, rank = detect_cluster(start_timeout)
-        except JaxnnError:
-            raise
-        # Kinds of clusters fail differently: a service account without rights, a variable that is no number.
-        except Exception as error:
-            raise ConfigError(f"--distributed: {on_one_line(error)}.") from error
-    if address is not None and count is not None and rank is not None:
-        return Place(address, int(count), int(rank), start_timeout, lost_after, detected=True)
-    if warned:
-        raise ConfigError(f"--distributed: {on_one_line(warned[0].message)}.")
-    raise ConfigError(
-        "--distributed: no cluster started this process; looked for SLURM (srun), Open MPI (mpirun), Kubernetes (a "
-        f"Job) and Cloud TPU. Start it with one of them, or pass its place: {EXPLICIT}."
-    )
+        ConfigError if flags are incomplete or contradictory, or no cluster started the process.
+        """
+        given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
+        missing = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is None]
+        if distributed and len(missing) < len(given):
+            raise ConfigError(f"--distributed detects the values of {EXPLICIT}: give either it or them.")
+        if distributed:
+            return cls._detect(start_timeout, lost_after)
+        if len(missing) == len(given):
+            return None
+        if coordinator is None or num_processes is None or process_id is None:
+            raise ConfigError(f"{' and '.join(missing)} must be given too: {EXPLICIT}.")
+        return cls(coordinator, num_processes, process_id, start_timeout, lost_after)
+
+    @classmethod
+    def _detect(cls, start_timeout: float, lost_after: float) -> Place:
+        """The place assigned by SLURM, Open MPI, Kubernetes or Cloud TPU; ConfigError if there is none."""
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            try:
+                address, count, rank = detect_cluster(start_timeout)
+            except JaxnnError:
+                raise
+            # Kinds of clusters fail differently: a service account without rights, a variable that is no number.
+            except Exception as error:
+                raise ConfigError(f"--distributed: {on_one_line(error)}.") from error
+        if address is not None and count is not None and rank is not None:
+            return cls(address, int(count), int(rank), start_timeout, lost_after, detected=True)
+        if warned:
+            raise ConfigError(f"--distributed: {on_one_line(warned[0].message)}.")
+        raise ConfigError(
+            "--distributed: no cluster started this process; looked for SLURM (srun), Open MPI (mpirun), Kubernetes (a "
+            f"Job) and Cloud TPU. Start it with one of them, or pass its place: {EXPLICIT}."
+        )
 
 
 def interfaces(host: str) -> list[str] | None:

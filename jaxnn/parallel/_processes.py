@@ -8,15 +8,14 @@ import atexit
 import contextlib
 import itertools
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 
 from jaxnn._compat import coordination_client
-from jaxnn.parallel._link import LOST, Link, clean
+from jaxnn._signals import RESUMABLE, leave
+from jaxnn.parallel._link import Link, clean
 from jaxnn.parallel._place import Place, process_count, process_id, set_place
 from jaxnn.types import ConfigError, JaxnnError, TrainingError, on_one_line
 
@@ -81,7 +80,7 @@ def joined(place: Place, status_of: Callable[[BaseException], int] = lambda erro
     except BaseException as error:
         expected = isinstance(error, JaxnnError | KeyboardInterrupt | SystemExit)
         ending = link.ending(0.0 if expected else NOTICE_SECONDS)
-        if ending is None or (expected and ending.status != LOST):
+        if ending is None or (expected and ending.status != RESUMABLE):
             status = status_of(error)
             reason = "it was interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
             link.fail(status, (isinstance(error, JaxnnError) and clean(error).rstrip(".")) or reason)
@@ -123,15 +122,8 @@ def _initialize(place: Place, address: str) -> None:
 
 def _skip_shutdown(status: int) -> None:
     """Makes this process exit without JAX's shutdown, which waits for the others, and aborts if they are gone."""
-
-    def leave() -> None:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(status)
-
     # The last registered function is called first.
-    atexit.register(leave)
+    atexit.register(leave, status)
 
 
 def broadcast_from_primary[Value](function: Callable[[], Value], seconds: float = PRIMARY_SECONDS) -> Value:

@@ -54,36 +54,33 @@ class Strategy(NamedTuple):
     axis_name: str | None = None
     choose: Callable[[Mesh, TrainState], Strategy] | None = None
 
+    @staticmethod
+    def find(which: str | Strategy) -> Strategy:
+        """Returns a strategy by its name in `STRATEGIES` or as ``package.module:name``, or one itself, checked."""
+        found: Any = STRATEGIES.get(which, which) if isinstance(which, str) else which
+        if isinstance(found, str) and ":" not in found:
+            raise ConfigError(
+                f"strategy is {which!r}, which is unknown: {suggest(which, STRATEGIES)}; pass your own as "
+                "package.module:name, or pass the Strategy itself."
+            )
+        if isinstance(found, str):
+            found = named_object(found, "strategy")
+        if not isinstance(found, Strategy):
+            raise ConfigError(f"strategy is {which!r}, of type {type(found).__name__}: pass a jaxnn.parallel.Strategy.")
+        if found.axis_name not in (None, DATA):
+            raise ConfigError(
+                f"axis_name of strategy {found.name} is {found.axis_name!r}: it must be {DATA!r} or None."
+            )
+        return found
+
     def fits(self, axes: Mapping[str, int]) -> bool:
         """Whether the strategy can use a mesh with these axes."""
         return self.axis_name is None or set(axes) == {self.axis_name}
 
 
-def find_strategy(which: str | Strategy) -> Strategy:
-    """Returns a strategy by its name in `STRATEGIES` or as ``package.module:name``, or a strategy itself, checked."""
-    found: Any = STRATEGIES.get(which, which) if isinstance(which, str) else which
-    if isinstance(found, str) and ":" not in found:
-        raise ConfigError(
-            f"strategy is {which!r}, which is unknown: {suggest(which, STRATEGIES)}; pass your own as "
-            "package.module:name, or pass the Strategy itself."
-        )
-    if isinstance(found, str):
-        found = named_object(found, "strategy")
-    if not isinstance(found, Strategy):
-        raise ConfigError(f"strategy is {which!r}, of type {type(found).__name__}: pass a jaxnn.parallel.Strategy.")
-    if found.axis_name not in (None, DATA):
-        raise ConfigError(f"axis_name of strategy {found.name} is {found.axis_name!r}: it must be {DATA!r} or None.")
-    return found
-
-
 def spec_axes(spec: PartitionSpec) -> list[str]:
     """The mesh axes that ``spec`` names, in order."""
     return [name for part in spec for name in _names(part)]
-
-
-def shardings_of(tree: PyTree) -> Any:
-    """The sharding of each array of ``tree``."""
-    return jax.tree.map(lambda array: array.sharding, tree)
 
 
 def shard_state(mesh: Mesh, shapes: TrainState, specs: PyTree, *, fully_sharded: bool) -> TrainState:

@@ -13,9 +13,10 @@ from jax.experimental import topologies
 
 from jaxnn import engine, parallel
 from jaxnn._compat import tracing_for
+from jaxnn._text import Table, format_bytes
 from jaxnn.data import steps_per_epoch
 from jaxnn.nn import collect_reasons
-from jaxnn.observe import Table, Work, available_bytes, format_bytes, nbytes, work_of
+from jaxnn.observe import Work, available_bytes, nbytes
 from jaxnn.plans._cards import Card, card_here, find_card
 from jaxnn.types import ConfigError, Experiment, Splits, check_int
 
@@ -172,7 +173,7 @@ def plan(experiment: Experiment[Any], options: PlanOptions | None = None, **chan
     """
     options = engine.with_changes(options or PlanOptions(), changes)
     axes = parallel.parse_mesh(options.mesh) if options.mesh else {parallel.DATA: options.devices or 1}
-    count, strategy = options.devices or math.prod(axes.values()), parallel.find_strategy(options.strategy)
+    count, strategy = options.devices or math.prod(axes.values()), parallel.Strategy.find(options.strategy)
     if options.members > 1:
         axes = {engine.MEMBERS: 1, **axes}
         if count > 1:
@@ -195,7 +196,7 @@ def plan(experiment: Experiment[Any], options: PlanOptions | None = None, **chan
     if options.members > 1 and splits.train.examples is None:
         raise ConfigError("members are planned with data in memory, and these are streamed: plan one run.")
     steps_per_epoch(splits.train.num_examples, experiment.config.batch_size)  # raises if there is not one
-    parallel.check_divides(experiment.config.batch_size, layout.data_size)
+    layout.check_divides(experiment.config.batch_size)
     with context:
         planned = _plan(experiment, splits, card, usable, layout, options.members)
         return planned._replace(largest=_largest(planned, experiment, splits)) if options.largest else planned
@@ -241,7 +242,9 @@ def _plan(
                 raise
             reason = "a step that calls Python (jax.debug.print, jax.pure_callback, io_callback) cannot be compiled"
             raise ConfigError(f"{reason} for a card that is not here: leave these calls out.") from error
-    products = {dtype: members * flops / layout.num_devices for dtype, flops in programs.product_flops.items()}
+    products = {
+        dtype: members * flops / layout.num_devices for dtype, flops in programs.traced_step.product_flops().items()
+    }
     stats = compiled.memory_analysis()
     memory = {name: members * nbytes(part) for name, part in programs.shards._asdict().items()}
     given = stats.argument_size_in_bytes - sum(memory.values())
@@ -251,8 +254,8 @@ def _plan(
     if resident and (other := sum(sizes) - nbytes(splits.train.examples)):
         parts["other splits"] = other
     parts["temporaries"] = stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
-    work = Work(0, 0, {}, {}).plus(work_of(compiled.as_text()), 1 / num_steps)
-    size, used = experiment.config.batch_size, programs.implementations
+    work = Work(0, 0, {}, {}).plus(Work.of(compiled.as_text()), 1 / num_steps)
+    size, used = experiment.config.batch_size, programs.traced_step.implementations
     return StepPlan(card, programs.layout, size, members, parts, work, products, used, tuple(reasons), None, usable)
 
 

@@ -10,10 +10,13 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import importlib
 import itertools
 import math
 import os
 import shutil
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +24,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxnn.observe import format_bytes, nbytes
+from jaxnn._disk import refusals, sync
+from jaxnn._text import first_line, format_bytes
+from jaxnn.observe import nbytes
 from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.record import _state_files as disk
-from jaxnn.record._metric_log import LogDigest
 from jaxnn.record._record_reader import Recorded
-from jaxnn.record._run_directory import FOLDER
+from jaxnn.record._run_directory import FOLDER, LogDigest
 from jaxnn.types import PyTree, RecordError
 
 REMOVED = ".removed"  # the suffix of a checkpoint's folder while it is removed
@@ -57,6 +61,13 @@ class Checkpoints:
         self.folder = self.folder.absolute()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "jaxnn_checkpoints")
         self._pending: concurrent.futures.Future[None] | None = None
+
+    @staticmethod
+    def preload() -> None:
+        """Starts to import Orbax in a background thread, so that the first save does not wait for it."""
+        if "orbax.checkpoint" not in sys.modules:
+            # No daemon: an interpreter that exits must wait for the import.
+            threading.Thread(target=importlib.import_module, args=("orbax.checkpoint",), name="jaxnn_preload").start()
 
     def save(
         self,
@@ -108,7 +119,7 @@ class Checkpoints:
         """Completes a checkpoint, then removes old ones; runs in the thread, on copies in host memory."""
         with self._refusals(step):
             for path in (log.file, log.file.parent) if log is not None and is_primary() else ():
-                disk.sync(path)
+                sync(path)
             complete()
             if not is_primary():
                 return
@@ -117,8 +128,18 @@ class Checkpoints:
             measured = [step for step in scores if scores[step] > -math.inf]
             best = sorted(measured, key=lambda step: (-scores[step], step))[: self.keep_best]
             for old in scores.keys() - {*sorted(scores, reverse=True)[: self.keep_last], *best}:
-                removed = (self.folder / str(old)).rename(self.folder / f"{old}{REMOVED}")
-                shutil.rmtree(removed, ignore_errors=True)
+                self._remove(old)
+
+    def _remove(self, step: int) -> None:
+        removed = (self.folder / str(step)).rename(self.folder / f"{step}{REMOVED}")
+        shutil.rmtree(removed, ignore_errors=True)
+
+    def forget_after(self, step: int | None) -> None:
+        """Removes checkpoints after a step, all for None: of a search that was killed while it saved its groups."""
+        for newer in self.steps() if is_primary() else ():
+            if step is None or newer > step:
+                with self._refusals(newer):
+                    self._remove(newer)
 
     def _make_room(self, step: int, state: PyTree) -> bool:
         """Whether the step is to be saved; RecordError if it will not fit, which Orbax notices halfway."""
@@ -145,7 +166,7 @@ class Checkpoints:
         return True
 
     def _refusals(self, step: int) -> contextlib.AbstractContextManager[None]:
-        return disk.refusals(
+        return refusals(
             f"the checkpoint of step {step} could not be written to {self.folder}",
             " or choose another --run-dir; older checkpoints are intact.",
         )
@@ -216,7 +237,7 @@ class Checkpoints:
             aside = self.folder / DAMAGED
             names = (f"{step}-{number}" if number > 1 else f"{step}" for number in itertools.count(1))
             subject = f"the damaged checkpoint of step {step} in {self.folder} cannot be moved aside"
-            with disk.refusals(subject, ", or move or delete it."):
+            with refusals(subject, ", or move or delete it."):
                 aside.mkdir(exist_ok=True)
                 free = next(aside / name for name in names if not os.path.lexists(aside / name))
                 return str((self.folder / f"{step}").rename(free))
@@ -301,7 +322,7 @@ def _read_state(checkpoint: Path, like: PyTree) -> PyTree:
         found = disk.read_tree(checkpoint / disk.ITEM if in_run else checkpoint, like._asdict() if is_named else like)
     except disk.UNREADABLE as error:
         raise RecordError(
-            f"{checkpoint} does not hold a state like the requested one ({disk.first_line(error)}): load it with the "
+            f"{checkpoint} does not hold a state like the requested one ({first_line(error)}): load it with the "
             "model and optimizer it was saved with."
         ) from error
     return type(like)(**found) if is_named else found

@@ -1,60 +1,31 @@
 """Run directories: created once, written by one process at a time, every file complete or absent."""
 
+from __future__ import annotations
+
 import dataclasses
 import fcntl
+import hashlib
+import itertools
 import json
-import math
 import os
 import secrets
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
-from jaxnn.record._state_files import refusals
+from jaxnn._disk import make_room, read_file, refusals, write_bytes, write_json
+from jaxnn._json import json_line, numbers
 from jaxnn.types import RecordError
 
 RECORD_FILE = "record.json"
 METRICS_FILE = "metrics.jsonl"
 FOLDER = "checkpoints"
+GROUPS = "groups"  # the folder of the checkpoints of a sweep, by group
 LOCK_FILE = ".lock"
 
-
-def new_run_dir(name: str, parent: Path = Path("runs")) -> Path:
-    """Returns an unused absolute path, ``runs/<name>/<time>-<four hex digits>``, without creating it."""
-    return parent.absolute() / name / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{secrets.token_hex(2)}"
-
-
-def create_run_dir(path: Path) -> Path:
-    """Creates ``path`` for a new run; RecordError if it is not vacant, or cannot be written."""
-    check_vacant(path)
-    make_room(path)
-    return path
-
-
-def check_vacant(path: Path, *, held: bool = False) -> None:
-    """Raises RecordError unless ``path`` is free for a new run; ``held``: this process has locked it."""
-    check_name(path)
-    if not held and is_locked(path):
-        raise _busy(path)
-
-    def is_remnant(file: Path) -> bool:
-        """Whether ``file`` is of a process that was killed before it wrote ``record.json``."""
-        if file.name == METRICS_FILE:
-            return file.stat().st_size == 0
-        return file.name == LOCK_FILE or file.name.startswith(f".{RECORD_FILE}.")
-
-    if path.exists() and not path.is_dir():
-        raise RecordError(f"the run directory {path} is a file: choose another --run-dir.")
-    if path.exists() and not all(map(is_remnant, path.iterdir())):
-        raise RecordError(
-            f"the run directory {path} is not empty: choose another --run-dir, or continue the run in it with "
-            f"--resume {path}."
-        )
+type Line = dict[str, Any]
 
 
 def check_name(path: Path) -> None:
@@ -69,6 +40,27 @@ def check_name(path: Path) -> None:
         raise RecordError(f"{str(path)!r:.80} cannot be a run directory ({reason}): choose another name.") from error
 
 
+class LogDigest:
+    """The number and the SHA-256 of consecutive ``lines`` of the log ``file``, each with its newline."""
+
+    def __init__(self, file: Path, lines: Iterable[bytes] = ()) -> None:
+        self.file = file
+        self.lines = 0
+        self._digest = hashlib.sha256()
+        self.add(lines)
+
+    def add(self, lines: Iterable[bytes]) -> None:
+        """Adds lines to the digest."""
+        for line in lines:
+            self.lines += 1
+            self._digest.update(line)
+
+    @property
+    def sha256(self) -> str:
+        """The digest in hexadecimal."""
+        return self._digest.hexdigest()
+
+
 @dataclasses.dataclass
 class Record:
     """An open run directory and its lock, which is None in the processes of a run that write nothing.
@@ -79,6 +71,56 @@ class Record:
     path: Path
     lock: IO[str] | None
     _size: int = 0  # bytes that this process left in ``metrics.jsonl``
+
+    @staticmethod
+    def unused_path(name: str, parent: Path = Path("runs")) -> Path:
+        """Returns an unused absolute path, ``runs/<name>/<time>-<four hex digits>``, without creating it."""
+        return parent.absolute() / name / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{secrets.token_hex(2)}"
+
+    @staticmethod
+    def create(path: Path) -> Path:
+        """Creates ``path`` for a new run; RecordError if it is not vacant, or cannot be written."""
+        Record.check_vacant(path)
+        make_room(path)
+        return path
+
+    @staticmethod
+    def check_vacant(path: Path, *, held: bool = False) -> None:
+        """Raises RecordError unless ``path`` is free for a new run; ``held``: this process has locked it."""
+        check_name(path)
+        if not held and is_locked(path):
+            raise _busy(path)
+
+        def is_remnant(file: Path) -> bool:
+            """Whether ``file`` is of a process that was killed before it wrote ``record.json``."""
+            if file.name == METRICS_FILE:
+                return file.stat().st_size == 0
+            return file.name == LOCK_FILE or file.name.startswith(f".{RECORD_FILE}.")
+
+        if path.exists() and not path.is_dir():
+            raise RecordError(f"the run directory {path} is a file: choose another --run-dir.")
+        if path.exists() and not all(map(is_remnant, path.iterdir())):
+            raise RecordError(
+                f"the run directory {path} is not empty: choose another --run-dir, or continue the run in it with "
+                f"--resume {path}."
+            )
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path, *, writes: bool = True) -> Iterator[Record]:
+        """Locks the existing run directory ``path`` and opens it; the system unlocks it if the process dies.
+
+        RecordError if another process has locked it. All processes of a run but one set ``writes=False`` instead.
+        """
+        if not writes:
+            yield cls(path, None)
+            return
+        with refusals(f"{path / LOCK_FILE} cannot be written"):
+            lock = open(path / LOCK_FILE, "w", opener=_own)  # noqa: SIM115
+        with lock:
+            if not _try_lock(lock, fcntl.LOCK_EX):
+                raise _busy(path)
+            yield cls(path, lock)
 
     @property
     def writes(self) -> bool:
@@ -116,32 +158,52 @@ class Record:
             self._size = log.tell()
         return written
 
-    def replace_metrics(self, content: bytes) -> None:
+    def _replace_metrics(self, content: bytes) -> None:
         """Replaces ``metrics.jsonl``."""
         write_bytes(self.path / METRICS_FILE, content)
         self._size = len(content)
+
+    def rewind(
+        self, end_of: Callable[[Line], int], noted: Mapping[str, Any] | None, name: str, members: Sequence[int]
+    ) -> tuple[list[Line], LogDigest, str | None]:
+        """Truncates ``metrics.jsonl`` to the lines of a checkpoint; a damaged log, where its damage starts.
+
+        ``noted`` is the ``log`` of the checkpoint ``name``; ``end_of`` maps a line to the checkpoint's last step. The
+        checkpoint is of ``members``, and lines of others stay. Returns the kept lines, their digest, and a
+        message if they differ from the reported ones; the original is then copied to a file beside the log.
+        """
+        file = self.path / METRICS_FILE
+        content = read_bytes(file)
+        others, lines = list[bytes](), list[bytes]()
+        for raw in content[: content.rfind(b"\n") + 1].splitlines(keepends=True):
+            (lines if _parsed(raw).get("member", members[0]) in members else others).append(raw)
+        kept, message = lines[: noted["lines"]] if noted is not None else [], None
+        digest = LogDigest(file, kept)
+        if noted is None and lines:
+            message = f"there is no checkpoint of {name}, so it starts again; its reported metrics are kept in"
+        elif noted is not None and (digest.lines, digest.sha256) != (noted["lines"], noted["sha256"]):
+            digest = LogDigest(file, kept := _undamaged(lines, end_of, members))
+            lost, loss = noted["lines"] - digest.lines, "its lines differ from the reported ones"
+            if lost > 0:
+                loss = f"{lost} of {noted['lines']} lines are lost"
+            message = f"{file} is damaged up to {name}, {loss}; the original file is"
+        if message is not None:
+            names = (file.with_name(f"{file.stem}.damaged-{number}{file.suffix}") for number in itertools.count(1))
+            write_bytes(aside := next(name for name in names if not name.exists()), content)
+            message = f"{message} {aside}"
+        if (rewound := b"".join([*others, *kept])) != content:
+            self._replace_metrics(rewound)
+        return [numbers(json.loads(line)) for line in kept], digest, message
 
     def write(self, name: str, content: Mapping[str, Any] | list[Any]) -> None:
         """Replaces a JSON file of the record, such as ``record.json``."""
         if self.writes:
             write_json(self.path / name, content)
 
-
-@contextmanager
-def open_record(path: Path, *, writes: bool = True) -> Iterator[Record]:
-    """Locks the existing run directory ``path`` and opens it; the system unlocks it if the process dies.
-
-    RecordError if another process has locked it. All but one of the processes of a run set ``writes=False`` instead.
-    """
-    if not writes:
-        yield Record(path, None)
-        return
-    with refusals(f"{path / LOCK_FILE} cannot be written"):
-        lock = open(path / LOCK_FILE, "w", opener=_own)  # noqa: SIM115
-    with lock:
-        if not _try_lock(lock, fcntl.LOCK_EX):
-            raise _busy(path)
-        yield Record(path, lock)
+    @staticmethod
+    def states(path: Path, facts: Mapping[str, Any], number: int) -> Path:
+        """The folder of the checkpoints of a group, by its number, of the record in ``path`` with these ``facts``."""
+        return path / GROUPS / f"{number}" if facts["points"] else path / FOLDER
 
 
 def is_locked(path: Path) -> bool:
@@ -172,53 +234,33 @@ def _busy(path: Path) -> RecordError:
     )
 
 
-def make_room(folder: Path) -> None:
-    """Creates ``folder`` and tests that it is writable, before a long computation; RecordError if it is not."""
-    with refusals(f"{folder} cannot be written"):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+def _undamaged(lines: Iterable[bytes], end_of: Callable[[Line], int], members: Sequence[int]) -> list[bytes]:
+    """The lines up to their checkpoint, before the first that is no report, or not after its member's last."""
+    kept, last = list[bytes](), dict[Any, int]()
+    for raw in lines:
+        line = _parsed(raw)
+        step, member = line.get("step"), line.get("member")
+        if type(step) is not int or member not in members or step <= last.get(member, 0):
+            break
+        last[member] = step
+        if step <= end_of(line):
+            kept.append(raw)
+    return kept
 
 
-def write_json(path: Path, content: Mapping[str, Any] | list[Any]) -> None:
-    """Replaces ``path`` by ``content`` as JSON, atomically."""
-    write_bytes(path, f"{json.dumps(jsonable(content), indent=2, allow_nan=False)}\n".encode())
+def _parsed(raw: bytes) -> Line:
+    """A line as a mapping; an empty one if it is not JSON."""
+    with suppress(ValueError, RecursionError):
+        line = json.loads(raw)
+        return line if isinstance(line, dict) else {}
+    return {}
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replaces ``path`` by ``content`` atomically; RecordError if the disk refuses, and ``path`` is unchanged."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with refusals(f"{path} cannot be written"):
-        try:
-            temporary.unlink(missing_ok=True)  # of a process that was killed, or a link out of the folder
-            with temporary.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def json_line(content: Mapping[str, Any]) -> str:
-    """Formats one line of ``metrics.jsonl``."""
-    return json.dumps(jsonable(content), allow_nan=False) + "\n"
-
-
-def jsonable(value: Any) -> Any:
-    """Converts ``value`` to JSON's types; NaN and infinities, which JSON lacks, become their names."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, bool | int | str | None):
-        return value
-    if not isinstance(value, float):  # numbers are most of what there is
-        if isinstance(value, Mapping):
-            return {str(key): jsonable(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [jsonable(item) for item in value]
-        if isinstance(value, Path):
-            return str(value)
-        if dataclasses.is_dataclass(value):  # a swept field's
-            return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    number = float(value)
-    return number if math.isfinite(number) else str(number)
+def read_bytes(file: Path) -> bytes:
+    """Reads a file of the record, empty if absent; RecordError if the system refuses."""
+    try:
+        return read_file(file)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise RecordError(f"{file} cannot be read ({error.strerror or error}): the record is damaged.") from error

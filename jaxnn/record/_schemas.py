@@ -5,6 +5,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from jaxnn._json import NAMES
+
 
 class Span(NamedTuple):
     """A number of a record: how errors call it, and its range."""
@@ -23,7 +25,6 @@ class Span(NamedTuple):
 
 
 FORMAT = "jaxnn record 2"  # version 1 had other files for a run and for a sweep
-NAMES = ("nan", "inf", "-inf")
 MOST = sys.float_info.max
 MOST_DIGITS = sys.float_info.max_10_exp  # a whole number with as many digits is within the range of floats
 COUNT, POSITIVE = Span("a whole number from 0", 0, 2**31 - 1), Span("a whole number from 1", 1, 2**31 - 1)
@@ -70,10 +71,11 @@ MEMBER = {
 }
 LINE = {"step": COUNT, "member": COUNT, "*": METRIC}
 # The checkpoint.json of a checkpoint, and the writers.json beside it: by writer and member.
-CHECKPOINT = {"step": COUNT, "metrics": {"*": METRIC}, "log?": {"lines": COUNT, "sha256": str}}
+CHECKPOINT: dict[str, Any] = {"step": COUNT, "metrics": {"*": METRIC}, "log?": {"lines": COUNT, "sha256": str}}
 # Of a search: the number of its events, the members in the rows of each group, in lanes, and by their status.
-CHECKPOINT["search?"] = {"events": COUNT, "members": {"*": [COUNT]}, "by_status": {"*": [COUNT]}}
-CHECKPOINT["search?"]["lanes"] = {"*": [Span("a whole number from -1", -1, 2**31 - 1)]}
+SEARCHED: dict[str, Any] = {"events": COUNT, "members": {"*": [COUNT]}, "by_status": {"*": [COUNT]}}
+SEARCHED["lanes"] = {"*": [Span("a whole number from -1", -1, 2**31 - 1)]}
+CHECKPOINT["search?"] = SEARCHED
 IDS = {"*": {"*": {"id": str, "sent": COUNT}}}
 SHOWN: Mapping[Any, str] = {str: "text", bool: "true or false", dict: "a mapping", list: "a list"}
 

@@ -2,17 +2,11 @@
 
 import concurrent.futures
 import contextlib
-import errno
 import hashlib
-import importlib
-import io
 import json
 import os
 import shutil
-import stat
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,9 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn._compat import configure_orbax_logging
-from jaxnn.parallel import PINNED, broadcast_from_primary, fetching, is_primary
+from jaxnn._disk import UNWRITABLE, open_regular, read_file, refusals, sync
+from jaxnn._transfers import PINNED, fetching
+from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.record._schemas import CHECKPOINT, parse
-from jaxnn.types import JaxnnError, PyTree, RecordError
+from jaxnn.types import JaxnnError, PyTree, RecordError, is_key
 
 ITEM = "default"  # the folder of the arrays in a run's checkpoint
 ABOUT_FILE = "checkpoint.json"  # its step, metrics, and the number and digest of the lines of metrics.jsonl up to it
@@ -34,7 +30,6 @@ UNFINISHED = ".unfinished"  # the suffix of a folder while it is written
 UNREADABLE = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RecursionError, OSError),
 )
-UNWRITABLE = (OSError, ValueError)
 # Orbax expands a path with one of the first three as a pattern, and TensorStore reads a backslash as a slash.
 SPECIAL = frozenset("*?[\\")
 SUMS_FILE = "SHA256SUMS"
@@ -98,13 +93,6 @@ def read_about(checkpoint: Path) -> Any:
     OSError or ValueError if it is missing or damaged.
     """
     return parse(read_file(checkpoint / ABOUT_FILE), CHECKPOINT)
-
-
-def preload_orbax() -> None:
-    """Starts to import Orbax in a background thread, so that the first save does not wait for it."""
-    if "orbax.checkpoint" not in sys.modules:
-        # No daemon: an interpreter that exits must wait for the import.
-        threading.Thread(target=importlib.import_module, args=("orbax.checkpoint",), name="jaxnn_preload").start()
 
 
 def orbax_options(folder: Path) -> dict[str, Any]:
@@ -262,11 +250,6 @@ def as_key_like(data: Any, like: Any) -> Any:
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(jnp.empty((), like.dtype)))
 
 
-def is_key(leaf: Any) -> bool:
-    """Whether an array or a shape is of typed PRNG keys."""
-    return bool(jnp.issubdtype(getattr(leaf, "dtype", bool), jax.dtypes.prng_key))
-
-
 def write_sums(folder: Path) -> None:
     """Syncs all files below ``folder`` to the disk, and a list of their SHA-256 for ``sha256sum -c``."""
     names = sorted(files_below(folder))
@@ -324,49 +307,3 @@ def files_below(folder: Path) -> Iterator[str]:
         links = [name for name in folders if os.path.islink(os.path.join(place, name))]
         for name in (*files, *links):
             yield os.path.relpath(os.path.join(place, name), folder)
-
-
-def open_regular(path: Path | str) -> io.BufferedReader:
-    """Opens a file to read it; OSError if it is a pipe or a device, which might never end."""
-    file = open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))  # noqa: SIM115
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "it is a pipe or a device")
-    return file
-
-
-def read_file(path: Path | str) -> bytes:
-    """Reads a file; OSError as `open_regular`."""
-    with open_regular(path) as file:
-        return file.read()
-
-
-def sync(path: Path | str) -> None:
-    """Flushes the content of a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the name of its class if it has none."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-@contextlib.contextmanager
-def refusals(subject: str, rest: str = "; what was recorded before is intact.") -> Iterator[None]:
-    """Turns an error of the disk into a RecordError of one line: ``subject``, reason, fix and ``rest``."""
-    try:
-        yield
-    except JaxnnError:
-        raise
-    except UNWRITABLE as error:
-        full = next((text for text in map(os.strerror, (errno.ENOSPC, errno.EDQUOT)) if text in str(error)), None)
-        # TensorStore appends a page about its configuration.
-        reason = getattr(error, "strerror", None) or full or first_line(error).partition(" [tensorstore_spec=")[0]
-        fix = (
-            "free disk space" if full else "check that the folder exists and is writable, and no other process uses it"
-        )
-        raise RecordError(f"{subject} ({reason}): {fix}{rest}") from error

@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxnn.record._metric_log import WriterFacts
-from jaxnn.record._record_reader import read_bytes, read_metrics, read_record
-from jaxnn.record._run_directory import FOLDER, new_run_dir, write_json
+from jaxnn._disk import write_json
+from jaxnn.record._record_reader import RecordReader
+from jaxnn.record._run_directory import FOLDER, Record, read_bytes
 from jaxnn.record._schemas import IDS, parse
+from jaxnn.record._writers import WriterFacts
 from jaxnn.types import ConfigError, RecordError
 
 IDS_FILE = "writers.json"
@@ -53,7 +54,7 @@ class Tracker:
         # By member: the run's id, and the last step that it stored.
         self._ids: dict[str, dict[str, Any]] = {} if facts.resumed is None else self._known().get(self.extra, {})
         self._unsent: dict[int | None, list[Mapping[str, Any]]] = {}
-        for line in read_metrics(facts.path) if facts.path is not None and facts.resumed is not None else ():
+        for line in RecordReader(facts.path).lines() if facts.path is not None and facts.resumed is not None else ():
             member = self._member(line)
             if line["step"] > self._ids.get(_key(member), {}).get("sent", 0):
                 self._unsent.setdefault(member, []).append(line)
@@ -88,7 +89,7 @@ class Tracker:
         with contextlib.ExitStack() as stack:  # one that fails keeps none of the others open
             for run in runs.values():
                 path = self.facts.path
-                stack.callback(self._end, run, "finished" if path is None else read_record(path)["status"])
+                stack.callback(self._end, run, "finished" if path is None else RecordReader(path).facts["status"])
         if runs:
             self._note()
 
@@ -159,7 +160,7 @@ class TensorBoard(Tracker):
 
     def open(self, facts: WriterFacts) -> None:
         """Chooses the folder; see `Tracker.open`."""
-        self._folder = (facts.path or new_run_dir(facts.name)) / "tensorboard"
+        self._folder = (facts.path or Record.unused_path(facts.name)) / "tensorboard"
         super().open(facts)
 
     def _start(self, title: str, config: Mapping[str, Any], known: str | None, step: int, member: int | None) -> Any:

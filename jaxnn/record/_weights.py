@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +9,12 @@ import jax
 import numpy as np
 from flax import linen
 
-from jaxnn.record._run_directory import write_bytes
-from jaxnn.record._state_files import open_regular
+from jaxnn._compat import needs_extra
+from jaxnn._disk import open_regular, write_bytes
 from jaxnn.types import ConfigError, PyTree, RecordError
 
 SEPARATOR = "."
 MOST_GROUPS = 100  # of a name, one in the other: nested deeper, dicts exhaust the stack of what walks them
-
-
-@contextlib.contextmanager
-def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Turns a failed import of the libraries of an ``extra`` into a ConfigError with the command that installs them."""
-    try:
-        yield
-    except ImportError as error:
-        raise ConfigError(
-            f'{what} needs {error.name or extra}, which is not installed: pip install "jaxnn[{extra}]".'
-        ) from error
 
 
 def save_weights(path: str | Path, params: PyTree) -> None:

@@ -2,15 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from jaxnn.run._display import Display, open_display
+from jaxnn.run._display import Display
 from jaxnn.run._export import export_function
 from jaxnn.run._fit import fit, iterate, train
 from jaxnn.run._model_summary import ModelSummary, model_summary
-from jaxnn.run._record import file_name_of
-from jaxnn.run._report import NAME_WIDTH, device_rows, format_rate, format_split, speed_hint
-from jaxnn.run._resume import check_same_config, continued_names, continued_options
+from jaxnn.run._report import speed_hint
+from jaxnn.run._resume import continued_names, continued_options
 from jaxnn.run._run import Run, open_run
-from jaxnn.run._signals import INTERRUPTED, RESUMABLE, Interruption, interruptible, leave
 from jaxnn.run._watchdog import Watch, watching
 
 if TYPE_CHECKING:

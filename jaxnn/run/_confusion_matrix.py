@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxnn._figures import draw_confusion
+from jaxnn._text import Table
 from jaxnn.data import padded_indices
-from jaxnn.observe import Table
-from jaxnn.record import draw_confusion
 from jaxnn.types import ConfigError, Source, check_int
 
 if TYPE_CHECKING:

@@ -1,5 +1,7 @@
 """What a run prints: a bar on a terminal, one output cell in a notebook, plain lines elsewhere, or nothing."""
 
+from __future__ import annotations
+
 import contextlib
 import html
 import sys
@@ -8,14 +10,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jaxnn.observe import Clock, any_text, drop_output, printable, say_error, text_table
-from jaxnn.parallel import is_primary
+import jax
+
+from jaxnn._clock import Clock
+from jaxnn._text import any_text, drop_output, say_error, text_table
+from jaxnn.observe import device_kind, missing_gpu
+from jaxnn.parallel import find_devices, is_primary
+from jaxnn.types import cpu_count, printable
 
 # Plain output goes to files and logs: a line now and then, not one per window.
 SECONDS_BETWEEN_REPORTS = {"plain": 1.0, "bar": 0.1, "notebook": 0.1}
 # A stage that takes longer is announced, within a second: on a terminal in a line that is cleared when the stage ends.
 SECONDS_BEFORE_ANNOUNCING, SECONDS_BETWEEN_LOOKS = 0.6, 0.25
 CLEAR_LINE = "\r\x1b[K"
+# The rows of the device and of the reports at the start are aligned: the longest name is "implementations".
+NAME_WIDTH = 15
 
 
 class Display:
@@ -27,6 +36,22 @@ class Display:
         self._live: Any = None
         self._progress: Any = None
 
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, progress: str) -> Iterator[Display]:
+        """The display for the run option ``progress`` that fits this process; of several processes one prints."""
+        kind = progress if is_primary() else "none"
+        if kind == "auto":
+            # Only if IPython is imported already: importing it would cost every script half a second.
+            shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+            in_notebook = type(shell).__name__ == "ZMQInteractiveShell"
+            # There is none if its descriptor was closed.
+            is_terminal = sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty()
+            kind = "notebook" if in_notebook else "bar" if is_terminal else "plain"
+        display = cls(kind)
+        with any_text(), contextlib.closing(display):
+            yield display
+
     def say(self, text: Any) -> None:
         """Prints a line that stays, above the bar if there is one."""
         with self._surviving():
@@ -35,11 +60,23 @@ class Display:
             elif self.kind != "none":
                 print(printable(text), flush=True)
 
-    def rows(self, rows: Sequence[tuple[str, str | None]], first_width: int = 0) -> None:
-        """Prints a table of name and value, without the rows that have no value."""
-        table = text_table([(f"{name:<{first_width}}", value) for name, value in rows if value is not None])
+    def rows(self, rows: Sequence[tuple[str, str | None]], *, aligned: bool = False) -> None:
+        """Prints a table of name and value, without rows that have no value; ``aligned`` with the device's row."""
+        width = NAME_WIDTH if aligned else 0
+        table = text_table([(f"{name:<{width}}", value) for name, value in rows if value is not None])
         for line in table.splitlines():
             self.say(f"  {line}")
+
+    def device(self, num_used: int | None = None) -> None:
+        """Prints the first device, the number used of those there are, CPU cores, JAX's version, and a warning."""
+        devices = find_devices()
+        device, num_devices = devices[0], len(devices)
+        place = f"{device.platform}:{device.id} ({device_kind(device)})"
+        used = "" if num_used is None else f"{num_used} of "
+        among = f", {used}{num_devices} devices" if num_devices > 1 else ""
+        processes = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
+        described = f"{place}{among}{processes}; {cpu_count()} CPU cores; jax {jax.__version__}"
+        self.rows([("device", described), ("warning", missing_gpu())], aligned=True)
 
     def report(self, report: Any) -> None:
         """Shows the progress: milestones always, other reports now and then.
@@ -131,22 +168,6 @@ class Display:
                 self.say(f"  {stage} …")
         if shown:
             print(CLEAR_LINE, end="", flush=True)
-
-
-@contextlib.contextmanager
-def open_display(progress: str) -> Iterator[Display]:
-    """The display for the run option ``progress`` that fits this process; of several processes one prints."""
-    kind = progress if is_primary() else "none"
-    if kind == "auto":
-        # Only if IPython is imported already: importing it would cost every script half a second.
-        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-        in_notebook = type(shell).__name__ == "ZMQInteractiveShell"
-        # There is none if its descriptor was closed.
-        is_terminal = sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty()
-        kind = "notebook" if in_notebook else "bar" if is_terminal else "plain"
-    display = Display(kind)
-    with any_text(), contextlib.closing(display):
-        yield display
 
 
 @contextlib.contextmanager

@@ -14,10 +14,13 @@ import numpy as np
 from jax import export
 from jax.extend.core import jaxpr_as_fun
 
+from jaxnn._compat import needs_extra
+from jaxnn._disk import write_bytes
+from jaxnn._text import first_line
 from jaxnn.engine import Programs, make_predict
 from jaxnn.nn import portable
 from jaxnn.optim import evaluation_state
-from jaxnn.record import first_line, needs_extra, save_weights, write_bytes
+from jaxnn.record import save_weights
 from jaxnn.types import ConfigError, TrainState, check_int, suggest
 
 

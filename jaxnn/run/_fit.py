@@ -18,16 +18,17 @@ import optax
 
 from jaxnn import data as sources
 from jaxnn import engine, tasks
+from jaxnn._clock import Clock
+from jaxnn._json import metrics_of
+from jaxnn._signals import interruptible
+from jaxnn._text import short_path
 from jaxnn.engine import RunOptions
-from jaxnn.observe import Clock, short_path
 from jaxnn.parallel import computing_on
-from jaxnn.record import metrics_of
-from jaxnn.run._display import Display, open_display
+from jaxnn.run._display import Display
 from jaxnn.run._probes import call_probes
 from jaxnn.run._record import Session, open_session
-from jaxnn.run._report import NAME_WIDTH, Report, startup_report
+from jaxnn.run._report import Report, startup_report
 from jaxnn.run._run import Run, as_run, run_of
-from jaxnn.run._signals import interruptible
 from jaxnn.run._watchdog import watching
 from jaxnn.types import ENDLESS, ConfigError, Experiment, Splits, Task, TrainingError, TrainState, nearest
 
@@ -56,14 +57,14 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
     options = _checked(experiment, options, changes)
     clock = Clock()
     with interruptible() as interruption, computing_on(options.device), contextlib.ExitStack() as around:
-        display = around.enter_context(open_display(options.progress))
+        display = around.enter_context(Display.open(options.progress))
         with contextlib.ExitStack() as opened:
             with display.announcing(clock):
                 session = opened.enter_context(_opened(experiment, options, clock, display))
                 # From here on there is something to save, and its record to complete.
                 around.enter_context(interruption.finishing("the current window"))
                 path = None if session.trainer.record is None else short_path(session.trainer.record.path)
-                display.rows(startup_report(session.trainer, path, session.resumed), NAME_WIDTH)
+                display.rows(startup_report(session.trainer, path, session.resumed), aligned=True)
             _watch(session, around, aloud=options.progress != "none")
             for report in _reports(session, lambda: interruption.signum is not None):
                 with interruption.stopping_if_unread():

@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from jaxnn import engine
+from jaxnn._text import Table, format_bytes
 from jaxnn.data import steps_per_epoch
-from jaxnn.observe import Table, format_bytes, nbytes, product_flops
+from jaxnn.observe import Traced, nbytes
 from jaxnn.types import Batch, Experiment, Task, TrainState, check_int
 
 type _Path = tuple[str, ...]
@@ -98,9 +99,9 @@ def summarise_model(task: Task, state: TrainState, batch: Batch, depth: int | No
     calls = _Calls({path: leaf.shape for path, leaf in [*others, *leaves.items()]}, depth, size)
     with nn.intercept_methods(calls):
         if task.predict is Task._field_defaults["predict"]:
-            flops = product_flops(task.loss, *model, batch, state.key, by=_number)
+            flops = Traced(task.loss, *model, batch, state.key).product_flops(by=_number)
         else:
-            flops = product_flops(task.predict, *model, batch.inputs, by=_number)
+            flops = Traced(task.predict, *model, batch.inputs).product_flops(by=_number)
     own: dict[_Path, list[Any]] = {path: [0, 0, 0.0, []] for path in calls.layers}
     for column, pairs in enumerate((leaves.items(), others)):
         for path, leaf in pairs:

@@ -27,7 +27,7 @@ from jaxnn import data, tasks
 from jaxnn.engine import near_divisor
 from jaxnn.models import MLP, TableMLP
 from jaxnn.nn import cross_entropy
-from jaxnn.observe import lower_ahead
+from jaxnn.observe import Lowered
 from jaxnn.optim import schedules
 from jaxnn.run._confusion_matrix import ConfusionMatrix
 from jaxnn.run._fit import TrainConfig, iterate
@@ -281,7 +281,7 @@ class _NetworkEstimator(Estimator):
             return apply(*state, inputs, None).outputs
 
         with jax.enable_x64(False):
-            program, _ = lower_ahead(forward, "predict", "predictions", self.state_, parts[0]).compile()
+            program, _ = Lowered.of(forward, "predict", "predictions", self.state_, parts[0]).compile()
             found = [np.asarray(program(self.state_, part), np.float64) for part in parts]
         return np.concatenate(found)[:count]
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxnn import engine
-from jaxnn import record as records
+from jaxnn._disk import make_room, write_bytes
+from jaxnn._figures import draw_picture
 from jaxnn.run._record import Session
 from jaxnn.run._run import run_of
 from jaxnn.types import RecordError, TrainingError
@@ -46,7 +47,7 @@ def _recorded(session: Session, name: str, value: Any, step: int) -> dict[str, f
         suffix, content = "txt", value.encode()
     else:
         try:
-            value = records.draw_picture(value)
+            value = draw_picture(value)
         except (TypeError, ValueError) as error:
             kinds = "number, picture, matplotlib figure, text, or mapping of these"
             raise TypeError(f"{name} is no {kinds}: {error}") from error
@@ -54,7 +55,7 @@ def _recorded(session: Session, name: str, value: Any, step: int) -> dict[str, f
         suffix, content = "png", drawn.getvalue()
     if (directory := session.trainer.record) is not None and directory.writes:
         file = directory.path / PROBES / name / f"{step}.{suffix}"
-        records.make_room(file.parent)
-        records.write_bytes(file, content)
+        make_room(file.parent)
+        write_bytes(file, content)
     session.trainer.writers.media(name, value, step)
     return {}

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,18 +10,16 @@ from typing import Any
 
 from jaxnn import engine, parallel
 from jaxnn import record as records
+from jaxnn._clock import Clock, Throughput
+from jaxnn._figures import draw_curves
+from jaxnn._json import check_same_config, config_json, jsonable
+from jaxnn._provenance import file_name_of, script
+from jaxnn._text import short_path
 from jaxnn.engine import RunOptions
-from jaxnn.observe import (
-    Clock,
-    compile_totals,
-    given_up,
-    peak_memory_bytes,
-    short_path,
-    steady_throughput,
-)
+from jaxnn.observe import Compilation, given_up, peak_memory_bytes
 from jaxnn.run._display import Display
-from jaxnn.run._report import NAME_WIDTH, Summary, device_rows
-from jaxnn.run._resume import FIXED, check_checkpoint, check_same_config, continued_options
+from jaxnn.run._report import Summary
+from jaxnn.run._resume import FIXED, check_checkpoint, continued_options
 from jaxnn.types import Experiment, RecordError, TrainingError
 
 
@@ -62,28 +59,29 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
     """
     with contextlib.ExitStack() as stack:
         before = record = None
-        parallel.all_agree("config", records.config_json(experiment.config))
+        parallel.all_agree("config", config_json(experiment.config))
         shared = {"progress": None, "run_dir": options.run_dir, "resume": options.resume}
-        parallel.all_agree("options", records.jsonable(engine.recorded_options(options) | shared))
+        parallel.all_agree("options", jsonable(engine.recorded_options(options) | shared))
         if (resume := options.resume) is not None:
-            parallel.broadcast_from_primary(lambda: records.read_run(resume))  # before a lock file is written
-            record = stack.enter_context(records.open_record(resume, writes=parallel.is_primary()))
-            before = parallel.broadcast_from_primary(lambda: records.read_run(resume))
+            # Before a lock file is written.
+            parallel.broadcast_from_primary(lambda: records.RecordReader(resume).run_facts())
+            record = stack.enter_context(records.Record.open(resume, writes=parallel.is_primary()))
+            before = parallel.broadcast_from_primary(lambda: records.RecordReader(resume).run_facts())
             # A run can be continued for more steps; with anything else changed it would be another experiment.
             check_same_config(before["config"], experiment.config, "run", resume, but="num_steps")
             trains = before["status"] != "finished" or before["config"].get("num_steps") != experiment.config.num_steps
             options = continued_options(options, before["options"], resume, "run", trains=trains, fixed=FIXED)
         writers = stack.enter_context(engine.closing_writers(options))
         if (run_dir := options.run_dir) is not None:
-            parallel.broadcast_from_primary(lambda: records.check_vacant(run_dir))
+            parallel.broadcast_from_primary(lambda: records.Record.check_vacant(run_dir))
         engine.check_config(experiment.config)
         if options.record and options.checkpoint_every != 0:
-            records.preload_orbax()
-        layout = parallel.make_layout(options.strategy, options.devices, options.mesh, options.device)
-        parallel.check_divides(experiment.config.batch_size, layout.data_size)
+            records.Checkpoints.preload()
+        layout = parallel.Layout.make(options.strategy, options.devices, options.mesh, options.device)
+        layout.check_divides(experiment.config.batch_size)
         if options.eval_batch_size is not None:
-            parallel.check_divides(options.eval_batch_size, layout.data_size, "eval_batch_size")
-        display.rows(device_rows(layout.num_devices), NAME_WIDTH)
+            layout.check_divides(options.eval_batch_size, "eval_batch_size")
+        display.device(layout.num_devices)
         with clock.span("load", "loading the data"):
             splits = engine.load_data(experiment)
         steps_per_call = before["groups"][0]["steps_per_call"] if before else None
@@ -94,9 +92,9 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             # Before there is a directory: an interruption meanwhile leaves none.
             session.record, how = _new_record(session, before), engine.group_facts(trainer)
             if record is None:
-                wanted = options.run_dir or records.new_run_dir(session.name)
-                path = parallel.broadcast_from_primary(lambda: str(records.create_run_dir(wanted)))
-                record = stack.enter_context(records.open_record(Path(path), writes=parallel.is_primary()))
+                wanted = options.run_dir or records.Record.unused_path(session.name)
+                path = parallel.broadcast_from_primary(lambda: str(records.Record.create(wanted)))
+                record = stack.enter_context(records.Record.open(Path(path), writes=parallel.is_primary()))
             parallel.set_resume_hint(f"resume with --resume {short_path(record.path)}")
             session.record.directory = record
             check = functools.partial(check_checkpoint, trainer, before)
@@ -111,12 +109,12 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
 
 def _new_record(session: Session, before: dict[str, Any] | None) -> engine.PopulationRecord:
     """Returns the record, without its directory, of a run that starts, or continues what was there ``before``."""
-    trainer, script = session.trainer, records.script()
+    trainer, origin = session.trainer, script()
     if before is None:
         groups = [{"members": [0], "static": {}, "traced": []}]
-        facts = engine.population_facts(trainer.experiment, trainer.options, trainer, groups, session.name, script)
+        facts = engine.population_facts(trainer.experiment, trainer.options, trainer, groups, session.name, origin)
     else:
-        facts = engine.continued_facts(before, trainer.experiment, trainer.options, script, trainer)
+        facts = engine.continued_facts(before, trainer.experiment, trainer.options, origin, trainer)
     return engine.PopulationRecord(None, facts, before)
 
 
@@ -128,7 +126,7 @@ def _described(session: Session, record: engine.PopulationRecord) -> Iterator[No
     assert directory is not None and checkpoints is not None
     if session.resumed is None and directory.writes:
         # Another run may have used the directory between the first check and the lock.
-        records.check_vacant(directory.path, held=True)
+        records.Record.check_vacant(directory.path, held=True)
     record.write()
     directory.write("placement.json", {tree.name: dataclasses.asdict(tree) for tree in trainer.placement()})
 
@@ -170,7 +168,7 @@ def _described(session: Session, record: engine.PopulationRecord) -> Iterator[No
 
 def summarise(session: Session) -> Summary:
     """Returns the summary of the run so far."""
-    trainer, throughput = session.trainer, steady_throughput(session.trainer.rates)
+    trainer, throughput = session.trainer, Throughput.of(session.trainer.rates)
     return Summary(
         status=session.log.status,
         step=session.log.step,
@@ -180,18 +178,10 @@ def summarise(session: Session) -> Summary:
         first_step_seconds={"total": sum(session.ready_seconds.values()), **session.ready_seconds},
         seconds=trainer.clock.seconds,
         peak_bytes=peak_memory_bytes(),
-        compilations=compile_totals(trainer.programs.ledger),
+        compilations=Compilation.totals(trainer.programs.ledger),
         stalls=tuple(trainer.flight.stalls),
         compiler=tuple(given_up()),
     )
-
-
-def file_name_of(experiment: Experiment[Any]) -> str | None:
-    """Returns the name of the file that defines the experiment's config class; None if there is none."""
-    module = type(experiment.config).__module__
-    file = getattr(sys.modules.get(module), "__file__", None)
-    # The config class of `jn.train` is jaxnn's.
-    return Path(file).stem if file and not module.startswith("jaxnn.") else None
 
 
 @contextlib.contextmanager
@@ -199,10 +189,10 @@ def observed(session: Session, writers: records.Writers) -> Iterator[None]:
     """Opens the writers for a run, connects them to the trainer, and sends the curves at the end."""
     trainer, path = session.trainer, None if session.trainer.record is None else session.trainer.record.path
     step = None if session.resumed is None else session.resumed["step"]
-    config = records.config_json(trainer.experiment.config)
+    config = config_json(trainer.experiment.config)
     trainer.writers = writers
     writers.open(records.WriterFacts(session.name, path, config, resumed=step))
     yield
     if trainer.logs[0].lines and writers.take_media:
-        curves = records.draw_curves(trainer.logs[0].lines, str(path or session.name))
+        curves = draw_curves(trainer.logs[0].lines, str(path or session.name))
         writers.media("curves", curves, trainer.logs[0].step)

@@ -6,14 +6,14 @@ from typing import Any
 
 import jax
 
+from jaxnn._clock import Throughput
+from jaxnn._compat import platform
+from jaxnn._text import format_bytes, format_rate, format_split
 from jaxnn.engine import Stall, Trainer
-from jaxnn.nn import onednn_missing, platform
-from jaxnn.observe import Throughput, cpu_count, device_kind, format_bytes, missing_gpu
+from jaxnn.nn import onednn_missing
 from jaxnn.parallel import find_devices
 from jaxnn.run._watchdog import spoken
 
-# The rows of the device and of the startup report are aligned: the longest name is "implementations".
-NAME_WIDTH = 15
 # A loop this much slower than a step alone is worth a hint.
 SLOW_LOOP = 1.5
 # Seconds of a step with convolutions from which on faster ones are worth a hint.
@@ -22,29 +22,20 @@ SLOW_STEP = 0.01
 WORTH_REPORTING = 0.01
 
 
-def device_rows(num_used: int | None = None) -> list[tuple[str, str | None]]:
-    """Rows of name and value: the first device, the number used of those there are, CPU cores, JAX, a warning."""
-    devices = find_devices()
-    device, num_devices = devices[0], len(devices)
-    place = f"{device.platform}:{device.id} ({device_kind(device)})"
-    used = "" if num_used is None else f"{num_used} of "
-    among = f", {used}{num_devices} devices" if num_devices > 1 else ""
-    processes = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    described = f"{place}{among}{processes}; {cpu_count()} CPU cores; jax {jax.__version__}"
-    return [("device", described), ("warning", missing_gpu())]
-
-
 def startup_report(
     trainer: Trainer, record: str | None, resumed: dict[str, Any] | None
 ) -> list[tuple[str, str | None]]:
     """Rows of name and value."""
     steps_per_call = trainer.plan.steps_per_call
     parameters = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(trainer.state.params)})
-    dtypes = trainer.programs.product_dtypes
+    dtypes = trainer.programs.traced_step.product_dtypes
     products = ", ".join(f"{count} in {dtype}" for dtype, count in dtypes.items())
     if any(dtype.endswith(" as TF32") for dtype in dtypes):
         products += " (jax_default_matmul_precision=highest: in float32)"
-    used = (f"{operation} {' and '.join(names)}" for operation, names in trainer.programs.implementations.items())
+    used = (
+        f"{operation} {' and '.join(names)}"
+        for operation, names in trainer.programs.traced_step.implementations.items()
+    )
     tried = ", ".join(f"{n}: {_milliseconds(seconds)} a step" for n, seconds in trainer.seconds_per_step.items())
     layout, size = trainer.programs.layout, trainer.experiment.config.batch_size
     strategy: str | None = f"{layout}: a batch of {size} is {layout.data_size} × {size // layout.data_size} examples"
@@ -73,11 +64,11 @@ def startup_report(
 
 def speed_hint(trainer: Trainer) -> str | None:
     """Returns a hint, with the measured cost, if other implementations would be faster."""
-    count, measured = trainer.programs.plain_convolutions, trainer.seconds_per_step
+    count, measured = trainer.programs.traced_step.plain_convolutions, trainer.seconds_per_step
     if platform() != "cpu":
         return None
     if count == 0:
-        used = trainer.programs.implementations
+        used = trainer.programs.traced_step.implementations
         gain = None
         if "channels_last" in used.get("convolution", []) and min(measured.values(), default=0.0) > SLOW_STEP:
             gain = "oneDNN's convolutions, steps take 0.6 to 0.85 of the time"
@@ -190,14 +181,3 @@ class Summary:
             stalled = spoken(sum(stall.seconds for stall in self.stalls))
             rows.append(("stalled", f"{times}, {stalled} in all ({places})"))
         return rows
-
-
-def format_split(seconds: Mapping[str, float]) -> str:
-    """``train 1.20 s, evaluation 0.10 s``: spans of at least 5 ms, longest first."""
-    parts = sorted(seconds.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {value:.2f} s" for name, value in parts if value >= 0.005) or "0.00 s"
-
-
-def format_rate(rate: float) -> str:
-    """``12.3``, ``4,560``: three digits or an integer."""
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn.engine import RunOptions, Trainer, deciding_options, marked, recorded_options
-from jaxnn.parallel import STRATEGIES, choose_devices, find_devices, find_strategy, parse_mesh
-from jaxnn.record import FOLDER, TRACKERS, config_from_json, config_json, jsonable
+from jaxnn.parallel import STRATEGIES, Strategy, choose_devices, find_devices, parse_mesh
+from jaxnn.record import FOLDER, TRACKERS
 from jaxnn.types import ConfigError, RecordError
 
 FIXED = ("deterministic",)  # the options of a run that decide its results
@@ -123,18 +123,6 @@ def _recorded_setup(
     return parts | kept
 
 
-def check_same_config(recorded: dict[str, Any], config: Any, kind: str, path: Path, but: str | None = None) -> None:
-    """Raises ConfigError unless ``config`` is that of the run or sweep in ``path``, except for the field ``but``."""
-    now = config_json(config)
-    for name, value in config_json(config_from_json(recorded, config)).items():
-        # In JSON's types NaN is equal to itself.
-        if jsonable(now[name]) != jsonable(value) and name != but:
-            raise ConfigError(
-                f"the {kind} in {path} has {name} = {value!r}, this experiment {now[name]!r}: resume it with "
-                f"experiment.replace({name}={value!r}), or start a new {kind}."
-            )
-
-
 def _without_clashes(recorded: Mapping[str, Any], given: Mapping[str, Any], num_devices: int) -> dict[str, Any]:
     """Returns the recorded layout without the options that contradict those given, on ``num_devices`` devices."""
     kept = {name: recorded[name] for name in ("devices", "strategy", "mesh")}
@@ -159,4 +147,4 @@ def _size(mesh: str) -> int:
 
 
 def _fits(strategy: Any, mesh: str) -> bool:
-    return find_strategy(strategy).fits(parse_mesh(mesh))
+    return Strategy.find(strategy).fits(parse_mesh(mesh))

@@ -13,14 +13,19 @@ import jax
 import numpy as np
 
 from jaxnn import engine, record
-from jaxnn.observe import Clock, Table, Throughput, describe_devices, short_path, text_table
-from jaxnn.parallel import Layout, make_layout, process_count
+from jaxnn._clock import Clock, Throughput
+from jaxnn._figures import draw_curves
+from jaxnn._fingerprints import changed_implementations, check_same_data, data_fingerprint
+from jaxnn._json import check_same_config, config_from_json, config_json, final_metrics, metrics_of
+from jaxnn._text import Table, short_path, text_table
+from jaxnn.observe import describe_devices
+from jaxnn.parallel import Layout, process_count
 from jaxnn.run._confusion_matrix import ConfusionMatrix, count_confusions
 from jaxnn.run._export import export_model
 from jaxnn.run._model_summary import ModelSummary, summarise_model
 from jaxnn.run._record import Session, summarise
 from jaxnn.run._report import Summary
-from jaxnn.run._resume import FIXED, check_same_config, continued_options
+from jaxnn.run._resume import FIXED, continued_options
 from jaxnn.search import NAME
 from jaxnn.types import ConfigError, Direction, Experiment, RecordError, TrainState, warn
 
@@ -219,7 +224,7 @@ class Run:
 
     def plot(self) -> Figure:
         """Returns a matplotlib figure of loss, metrics and throughput by step."""
-        return record.draw_curves(self._lines, str(self.dir or ""))
+        return draw_curves(self._lines, str(self.dir or ""))
 
     def closing_rows(self) -> list[tuple[str, str]]:
         """Returns what is printed at the end, as (name, value)."""
@@ -235,8 +240,11 @@ class Run:
             which = "" if self.member is None else f", member={self.member}"
             raise ConfigError(f"this needs its experiment: jn.open_run({str(self.dir)!r}, experiment{which}).")
         if self._recorded is not None and _evaluates_otherwise(self._recorded, self._trainer):
-            before, now = self._recorded.group.get("implementations") or {}, self._trainer.programs.implementations
-            if others := record.changed_implementations(before, now):
+            before, now = (
+                self._recorded.group.get("implementations") or {},
+                self._trainer.programs.traced_step.implementations,
+            )
+            if others := changed_implementations(before, now):
                 # Such as native kernels that were installed since.
                 warn(
                     f"the run in {self.dir} was trained with other implementations ({', '.join(others)}): outputs are "
@@ -270,7 +278,7 @@ def _evaluates_otherwise(recorded: record.Recorded, trainer: engine.Trainer) -> 
     if any(recorded.facts["devices"][name] != here[name] for name in ("backend", "versions")):
         return False  # they may decide what is traced
     if recorded.first is not None:
-        config = record.config_from_json(recorded.first, trainer.experiment.config)
+        config = config_from_json(recorded.first, trainer.experiment.config)
         same = dataclasses.replace(trainer.experiment, config=config)
         programs = engine.programs_of(same, trainer.splits, resident=False)
     return bool(recorded.group["fingerprint"].get("evaluation") != programs.evaluation_fingerprint())
@@ -310,7 +318,7 @@ def open_run(
             record of a source with an ``as_batch`` of its own does not replace it.
     """
     path = Path(path)
-    return _open_recorded(path.absolute(), experiment, record.read_recorded(path, member), devices)
+    return _open_recorded(path.absolute(), experiment, record.RecordReader(path).member(member), devices)
 
 
 def _open_recorded(
@@ -321,7 +329,7 @@ def _open_recorded(
 ) -> Run:
     """Returns the run of what is ``recorded`` in ``path``, as `open_run`."""
     facts, lines, trainer = recorded.facts, recorded.lines, None
-    config, final = recorded.about["config"], record.final_metrics(lines)
+    config, final = recorded.about["config"], final_metrics(lines)
     try:
         options = engine.RunOptions(**{name: facts["options"][name] for name in ("monitor", "monitor_mode")})
         summary = dict(facts.get("summary") or {}) if recorded.row is None else {}  # a sweep's is of all members
@@ -335,12 +343,12 @@ def _open_recorded(
         message = f"{record.RECORD_FILE} in {path} holds other facts than a run's ({error!r}): it is damaged."
         raise RecordError(message) from error
     if experiment is not None:
-        config = record.config_from_json(config, experiment.config)
+        config = config_from_json(config, experiment.config)
         engine.check_config(config)
         experiment = dataclasses.replace(experiment, config=config)
         if not (states := recorded.states).is_dir():
             raise RecordError(f"the run in {path} kept no checkpoints: open it without the experiment.")
-        trainer = _open_trainer(experiment, options, path, recorded.group, make_layout(devices=devices))
+        trainer = _open_trainer(experiment, options, path, recorded.group, Layout.make(devices=devices))
         state, shapes = None, trainer.programs.shapes
         if recorded.row is None:
             state = record.load_checkpoint(path, shapes)
@@ -366,10 +374,10 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
         return experiment, options
     if process_count() > 1:
         raise ConfigError("a member of a sweep is made a run in one process: continue it there, then resume that run.")
-    found = record.read_recorded(path, number)
+    found = record.RecordReader(path).member(number)
     if found.row is None:
         raise RecordError(f"{path} holds a run, not a sweep: resume it without member.")
-    config = record.config_json(experiment.config)
+    config = config_json(experiment.config)
     for name in found.about["point"].keys() - ({NAME} - config.keys()):
         if name == "num_steps" and config.get(name) != found.facts["config"].get("num_steps"):
             continue
@@ -384,22 +392,22 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
                 f"the sweep in {path} swept {name!r:.60}, which the config of this experiment or of the record lacks: "
                 "give the experiment that was swept."
             ) from error
-    experiment = dataclasses.replace(experiment, config=record.config_from_json(config, experiment.config))
-    facts, about = record.facts_as_run(found), found.about
+    experiment = dataclasses.replace(experiment, config=config_from_json(config, experiment.config))
+    facts, about = found.facts_as_run(), found.about
     check_same_config(about["config"], experiment.config, "sweep", path, but="num_steps")
     trains = about["status"] != "finished" or about["config"].get("num_steps") != experiment.config.num_steps
     # Asked before there is a copy, so that its messages name the sweep.
     continued_options(options, facts["options"], path, "sweep", trains=trains, fixed=FIXED)
     opened = _open_recorded(path, experiment, found)
     step = int(opened.state.step)
-    target = record.create_run_dir(options.run_dir or record.new_run_dir(f"{facts['name']}-{number}"))
-    with record.open_record(target) as copy:
+    target = record.Record.create(options.run_dir or record.Record.unused_path(f"{facts['name']}-{number}"))
+    with record.Record.open(target) as copy:
         copy.write(record.RECORD_FILE, facts)
         lines = [{"member": 0, **line} for line in found.lines if line["step"] <= step]
         ranking: Any = {"monitor": opened.monitor, "higher_is_better": opened.higher_is_better}
         with contextlib.closing(record.Checkpoints(target / record.FOLDER, **ranking)) as checkpoints:
             log = record.LogDigest(target / record.METRICS_FILE, copy.report(*lines))
-            checkpoints.save(step, opened.state, record.metrics_of(lines[-1]) if lines else {}, log)
+            checkpoints.save(step, opened.state, metrics_of(lines[-1]) if lines else {}, log)
     return experiment, engine.with_changes(options, {"resume": target, "run_dir": None, "member": None})
 
 
@@ -413,10 +421,10 @@ def _open_trainer(
     with_data: bool = False,
 ) -> engine.Trainer:
     """Returns the trainer of a recorded ``group``, without its state; nothing is compiled."""
-    splits = None if with_data else record.recorded_data(path, group)
+    splits = None if with_data else record.RecordReader(path).data(group)
     if splits is None:
         splits = engine.load_data(experiment)
-        record.check_same_data(path, group["fingerprint"], record.data_fingerprint(splits))
+        check_same_data(path, group["fingerprint"], data_fingerprint(splits))
     else:
         engine.check_parts(experiment)
     # Zeros that stand for data are not sent to a device.

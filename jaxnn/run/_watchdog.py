@@ -9,8 +9,8 @@ import threading
 
 import jax
 
+from jaxnn._clock import Clock
 from jaxnn.engine import Flight, Stall
-from jaxnn.observe import Clock
 from jaxnn.run._display import in_background
 
 SECONDS_BETWEEN_LOOKS = 1.0

@@ -76,7 +76,7 @@ def pbt(space: Mapping[str, Any], num: int, key: int = 0, *, generations: int = 
         kept = {member: state.points[member] for member in living if member not in worst}
         new = {state.started + index: fork.point for index, fork in enumerate(forks)}
         # Forks first: a donor must not train on before.
-        queue = (*map(Drop, worst), *forks, *map(Promote, kept))
+        queue: tuple[Proposal, ...] = (*map(Drop, worst), *forks, *map(Promote, kept))
         points = {**kept, **new}
         return _Generation(state.number + 1, state.started + len(new), points, frozenset(points), queue=queue)
 

@@ -77,13 +77,13 @@ def simulate(searcher: Searcher, curve: Callable[[Mapping[str, Any], float], flo
                 case Propose(point):
                     members.append(SimulatedMember(point, "running", 0.0, math.inf))
                     begin(len(members) - 1)
-                case Fork(member, point):
-                    members.append(members[member]._replace(point=point, start=members[member].share))
+                case Fork(donor, point):
+                    members.append(members[donor]._replace(point=point, start=members[donor].share))
                     begin(len(members) - 1)
-                case Promote(member):
-                    begin(member)
-                case Drop(member):
-                    members[member] = members[member]._replace(status="pruned")
+                case Promote(number):
+                    begin(number)
+                case Drop(number):
+                    members[number] = members[number]._replace(status="pruned")
         if not running:
             return Simulation(tuple(members), cost, tuple(events))
         now, reports = running[0][0], list[Reached]()

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxnn import record
+from jaxnn._json import config_json
 from jaxnn.run import Run, open_run
 from jaxnn.sweeps._members import (
     ROUNDING,
@@ -237,12 +238,12 @@ def _as_sweep(name: str, source: Any) -> Sweep:
     if isinstance(source, Sweep):
         return source
     if isinstance(source, str | Path):
-        if record.is_sweep(Path(source)):
+        if record.RecordReader(Path(source)).is_sweep:
             return open_sweep(source)
         source = open_run(source)
     if not isinstance(source, Run):
         raise ConfigError(f"side {name} is {source!r}: give a sweep, a run, the path of either, or a list of these.")
-    config = source.config if source.experiment is None else record.config_json(source.config)
+    config = source.config if source.experiment is None else config_json(source.config)
     member = Member(0, {}, config, source.summary.status, 0, source.final, {})
     of_run = source.monitor, source.higher_is_better, source.directions
     return Sweep((member,), (), (), *of_run, name=source.name)

@@ -14,9 +14,12 @@ from typing import Any
 
 import jax
 
+from jaxnn._compat import needs_extra
+from jaxnn._provenance import file_name_of, jax_flags
+from jaxnn._signals import Interruption, interruptible
 from jaxnn.engine import with_changes
-from jaxnn.record import check_vacant, create_run_dir, is_locked, jax_flags, needs_extra, shard_folders
-from jaxnn.run import Interruption, file_name_of, interruptible, open_display
+from jaxnn.record import Record, RecordReader
+from jaxnn.run import Display
 from jaxnn.search import Points, Searcher, as_searcher, named
 from jaxnn.sweeps._groups import reason
 from jaxnn.sweeps._members import count_by_status
@@ -86,7 +89,7 @@ def _sweep_on_ray(experiment: Experiment[Any], points: Points | Searcher, option
         )
     checked_points(experiment, points, dataclasses.replace(options, device="cpu", devices=1))
     if options.resume is None and options.run_dir is not None:
-        check_vacant(options.run_dir)
+        Record.check_vacant(options.run_dir)
     # Ray sets signal handlers when it starts, so that ours come after.
     with _cluster(options) as (ray, num_workers, gpus), interruptible() as interruption:
         names = (*jax_flags(), *CACHE_SETTINGS)
@@ -106,15 +109,15 @@ def _sweep_on_ray(experiment: Experiment[Any], points: Points | Searcher, option
             raise error.cause from None
         except ray.exceptions.RayError as error:
             raise LostError(f"no worker of Ray's cluster could plan the sweep ({reason(error)}): try again.") from None
-        path = options.resume or create_run_dir(
+        path = options.resume or Record.create(
             options.run_dir or new_sweep_dir(options.name or file_name_of(experiment) or "sweep")
         )
-        started = [int(folder.name.partition("-of-")[2]) for folder in shard_folders(path)]
+        started = [int(folder.name.partition("-of-")[2]) for folder in RecordReader(path).shards]
         num_shards = started[0] if started else min(count, num_workers)
         # A process keeps the GPU it opened, and the next task may be given another.
         device = {"num_gpus": 1, "max_calls": 1} if gpus else one_core
         train_remotely = ray.remote(_train_shard).options(max_retries=MAX_RETRIES, **device)
-        with open_display("none" if options.progress == "none" else "plain") as display:
+        with Display.open("none" if options.progress == "none" else "plain") as display:
             workers = f"{num_workers} workers with {'a GPU' if gpus else 'a core'} each"
             display.rows([("ray", workers), ("shards", str(num_shards))])
             shards = (f"{part}/{num_shards}" for part in range(1, num_shards + 1))
@@ -124,7 +127,7 @@ def _sweep_on_ray(experiment: Experiment[Any], points: Points | Searcher, option
             with interruption.finishing("the current windows"):
                 for line in _wait(ray, tasks, path, interruption, lost):
                     display.say(f"  {line}")
-            if lost and not shard_folders(path):
+            if lost and not RecordReader(path).shards:
                 raise LostError(f"no shard of the sweep in {path} was started: try again, with --resume {path}.")
             results = open_sweep(path, experiment)
             display.say(str(results))
@@ -220,7 +223,7 @@ def _count_members(given: Swept, settings: Mapping[str, Any]) -> int:
 def _train_shard(given: Swept, settings: Mapping[str, Any], origin: Mapping[str, Any], path: Path, shard: str) -> None:
     """Trains a shard on the one device of this worker; continues what a lost worker left."""
     until = time.monotonic() + SECONDS_TO_WAIT
-    while is_locked(shard_folder(path, shard)) and time.monotonic() < until:
+    while RecordReader(shard_folder(path, shard)).is_locked and time.monotonic() < until:
         time.sleep(0.2)
     _set_up(settings)
     experiment, points, options = given

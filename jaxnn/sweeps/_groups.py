@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
+from jaxnn._json import config_json, leaf_fields
 from jaxnn.data import steps_per_epoch, without_data
 from jaxnn.engine import MemberLog, check_config, check_data, check_parts, make_init, make_step, num_evaluated
-from jaxnn.record import config_json, leaf_fields
 from jaxnn.search import NAME, Points
 from jaxnn.steps import make_evaluate_step
 from jaxnn.sweeps._members import show_point

@@ -11,7 +11,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from numpy.typing import ArrayLike
 
-from jaxnn.observe import Table
+from jaxnn._text import Table
 from jaxnn.tasks import check_direction
 from jaxnn.types import ConfigError, Direction, RecordError, suggest
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxnn import engine, parallel
-from jaxnn.observe import Clock, cpu_count, format_bytes, given_up
+from jaxnn._clock import Clock
+from jaxnn._text import format_bytes
+from jaxnn.observe import cpu_count, given_up
 from jaxnn.search import Points, Searcher
 from jaxnn.sweeps._groups import Group, Loader, PlannedMember, plan_groups, plan_members, traced_values, with_values
 from jaxnn.sweeps._search_events import Search
@@ -54,7 +56,7 @@ class SweepOptions(engine.RunOptions):
         super().__post_init__()
         if not callable(self.executor) and self.executor not in ("local", "ray"):
             raise ConfigError(f"executor is {self.executor!r}, and must be local, ray or a function.")
-        strategy = parallel.find_strategy(self.strategy)
+        strategy = parallel.Strategy.find(self.strategy)
         if strategy.axis_name is not None:
             raise ConfigError(
                 f"strategy {strategy.name} maps its program over devices, which a sweep does with "
@@ -173,7 +175,7 @@ class SweepPlan:
             layout = members_layout(options, first.config.batch_size, members.num_members)
             how: Any = {"logs": group.members, "members": members}
             trainer = engine.open_trainer(first, options, splits, layout, self.clock, **how)
-            trainer.logs = group.members  # which grow in a search
+            trainer.logs = group.members  # type: ignore[assignment]  # which grow in a search
             assert trainer.vmapped is not None
             self.vmapped[group.number], self.open[group.number] = trainer.vmapped, trainer
         return self.open[group.number]
@@ -242,7 +244,7 @@ def search_window(num_steps: int, first: float, options: SweepOptions) -> int:
                 f"{name} is {every} and num_steps {num_steps}, and windows of a search fill the steps: "
                 f"choose num_steps={near}, or leave {name} out."
             )
-        return every
+        return int(every)
     most = max(1, round(first * num_steps))
     if first == 1:  # nothing but the end is asked for
         return engine.near_divisor(num_steps, -(-num_steps // WINDOWS))
@@ -275,13 +277,13 @@ def checked_points(experiment: Experiment[Any], points: Points | Searcher, optio
         # How members share a batch does not depend on their number.
         layout = members_layout(options, batch_size, num_members=1)
         if options.eval_batch_size is not None:
-            parallel.check_divides(options.eval_batch_size, layout.data_size, "eval_batch_size")
+            layout.check_divides(options.eval_batch_size, "eval_batch_size")
     return points
 
 
 def members_layout(options: SweepOptions, batch_size: int, num_members: int) -> parallel.Layout:
     """The devices that members are sharded over, and how each member is placed on several."""
-    found, strategy = parallel.find_devices(options.device), parallel.find_strategy(options.strategy)
+    found, strategy = parallel.find_devices(options.device), parallel.Strategy.find(options.strategy)
     meshed = None if options.mesh is None else {engine.MEMBERS: 1, **parallel.parse_mesh(options.mesh)}
     devices = parallel.choose_devices(found, options.devices, None if meshed is None else math.prod(meshed.values()))
     # One member on each device, unless a strategy is given: that shards each member over all devices.
@@ -295,7 +297,7 @@ def members_layout(options: SweepOptions, batch_size: int, num_members: int) -> 
     layout = parallel.Layout(
         strategy, parallel.make_mesh(devices if options.mesh else devices[:size], axes), (parallel.DATA, engine.MEMBERS)
     )
-    parallel.check_divides(batch_size, layout.data_size)
+    layout.check_divides(batch_size)
     return layout._replace(strategy=parallel.STRATEGIES["data"]) if layout.data_size == 1 else layout
 
 

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 
 from jaxnn import engine, record
+from jaxnn._fingerprints import check_same_data, data_fingerprint
+from jaxnn._json import config_from_json
 from jaxnn.sweeps._groups import traced_values, with_values
 from jaxnn.sweeps._members import Member, count_by_status
 from jaxnn.sweeps._plan import SweepOptions, members_layout
@@ -40,28 +42,27 @@ def restored_groups(
     The data are loaded ``with_data``, or if the record does not describe them. Programs shard the members over
     ``devices``; None: over all. RecordError if there is no checkpoint.
     """
-    for folder in record.sweep_folders(path):
-        whole = record.read_record(folder)
-        for number, facts in enumerate(whole["groups"]):
+    for part in record.RecordReader(path).parts():
+        for number, facts in enumerate(part.facts["groups"]):
             found = [member for member in members if member.index in facts["members"]]
             if not found:
                 continue
-            record.check_trained(folder, whole, facts)
+            part.check_trained(facts)
             # As recorded: the experiment given now may have other values for the fields that were not swept.
-            configs = [record.config_from_json(dict(member.config), experiment.config) for member in found]
+            configs = [config_from_json(dict(member.config), experiment.config) for member in found]
             for config in configs:
                 engine.check_config(config)
             each = [dataclasses.replace(experiment, config=config) for config in configs]
-            splits = None if with_data else record.recorded_data(folder, facts)
+            splits = None if with_data else part.data(facts)
             resident = None if splits is None else False
             if splits is None:
                 splits = engine.load_data(each[0])
-                record.check_same_data(folder, facts["fingerprint"], record.data_fingerprint(splits), "sweep")
+                check_same_data(part.path, facts["fingerprint"], data_fingerprint(splits), "sweep")
             values, make = traced_values(each, facts["traced"]), functools.partial(with_values, each[0])
             given = engine.Members(len(found), values, make)
             layout = members_layout(SweepOptions(devices=devices), each[0].config.batch_size, len(found))
             programs = engine.programs_of(each[0], splits, resident=resident, layout=layout, members=given)
-            checkpoints = record.Checkpoints(record.states_folder(folder, whole, number))
+            checkpoints = record.Checkpoints(part.states(number))
             rows = checkpoints.rows(facts["members"])
             restored = checkpoints.restore_newest(engine.host_shapes(programs.shapes, len(rows)))
             if restored is None:
@@ -71,7 +72,7 @@ def restored_groups(
                 )
             places = [rows.index(member.index) for member in found]
             take = functools.partial(np.take, indices=places, axis=0)
-            yield RestoredGroup(folder, facts, found, programs, jax.tree.map(take, restored.state))
+            yield RestoredGroup(part.path, facts, found, programs, jax.tree.map(take, restored.state))
 
 
 def predict_members(sweep: Any, inputs: Any, batch_size: int, devices: int | None) -> PyTree:

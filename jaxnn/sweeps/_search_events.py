@@ -6,7 +6,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxnn import record
+from jaxnn._json import jsonable
+from jaxnn.record import RecordReader
 from jaxnn.search import (
     Drop,
     Fork,
@@ -49,7 +50,7 @@ class Search:
         self.state, verdicts = self.searcher.tell(self.state, reports)
         verdicts = check_verdicts(self.searcher, verdicts, reports)
         told = [[one.member, one.share, one.value, one.over] for one in reports]
-        self.events.append({"tell": record.jsonable(told), "verdicts": verdicts})
+        self.events.append({"tell": jsonable(told), "verdicts": verdicts})
         return verdicts
 
     def replay(self, events: Iterable[Mapping[str, Any]]) -> None:
@@ -60,7 +61,7 @@ class Search:
             else:
                 told = [(member, share, float(value), over) for member, share, value, over in event["tell"]]
                 self.tell([Reached(*one) for one in told])
-            if json.loads(json.dumps(record.jsonable(self.events[-1]))) != event:
+            if json.loads(json.dumps(jsonable(self.events[-1]))) != event:
                 raise ConfigError(
                     f"the searcher {self.searcher.name} answers otherwise than when the search was started, from "
                     f"line {number + 2} of its {FILE} on: a searcher must be a function of its state alone."
@@ -68,13 +69,13 @@ class Search:
 
     def header(self) -> dict[str, Any]:
         """The first line of the file: what identifies the searcher."""
-        made: dict[str, Any] = json.loads(json.dumps(record.jsonable({"searcher": described(self.searcher)})))
+        made: dict[str, Any] = json.loads(json.dumps(jsonable({"searcher": described(self.searcher)})))
         return made
 
 
 def read_events(path: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The searcher's description and the events in ``search.jsonl`` of the sweep in ``path``."""
-    lines = record.read_lines(path / FILE, dict)
+    lines = RecordReader(path).events()
     if not lines or not isinstance(lines[0].get("searcher"), dict):
         raise RecordError(f"{path / FILE} does not start with a searcher: the record is damaged.")
     for number, event in enumerate(lines[1:], 2):

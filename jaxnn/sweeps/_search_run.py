@@ -10,6 +10,8 @@ import jax
 import numpy as np
 
 from jaxnn import record as records
+from jaxnn._disk import write_bytes
+from jaxnn._json import json_line, reports_by_member
 from jaxnn.engine import FEW_AT_ONCE, RUNNING, HostStates, Lanes, Trainer, group_facts, host_shapes
 from jaxnn.observe import nbytes
 from jaxnn.search import Drop, Fork, Promote, Propose, Reached
@@ -225,6 +227,7 @@ class SearchRun(SweepRun):
         trainer.elapsed_before = self._elapsed_before
         if self.record.directory is not None:
             # All groups write one log.
+            assert self.reported is not None
             trainer.record, trainer.reported = self.record.directory, self.reported
         return trainer
 
@@ -285,7 +288,8 @@ class SearchRun(SweepRun):
         """A copy of the state of a member that is paused."""
         group, row = self.places[number]
         if number in self.shelf:
-            return jax.tree.map(np.copy, self.shelf[number])
+            copied: HostStates = jax.tree.map(np.copy, self.shelf[number])
+            return copied
         return self.lanes[group.number].states([row])
 
     def _leave(self, number: int, rows: Sequence[int]) -> None:
@@ -321,14 +325,14 @@ class SearchRun(SweepRun):
         about = saved.get("search") or {"members": {}, "lanes": {}, "by_status": {}}
         ends = {number: member.experiment.config.num_steps for number, member in enumerate(plan.members)}
         where = "the checkpoint of the search"
-        lines, self.reported, damage = records.rewind_metrics(
-            self.record.directory, lambda line: ends[line["member"]], saved.get("log"), where, ANY
+        lines, self.reported, damage = self.record.directory.rewind(
+            lambda line: ends[line["member"]], saved.get("log"), where, ANY
         )
         if damage is not None:
             self.display.say(f"  {damage}")
         known = (line.get("elapsed") for line in lines)
         self._elapsed_before = max((value for value in known if isinstance(value, int | float)), default=0.0)
-        reports = records.reports_by_member(lines)
+        reports = reports_by_member(lines)
         for status, numbers in about["by_status"].items():
             for number in numbers:
                 plan.members[number].status, plan.members[number].lines = status, reports[number]
@@ -342,10 +346,12 @@ class SearchRun(SweepRun):
             lanes = self._lanes_of(plan.groups[int(name)])
             if lanes is not None:
                 like[name] = host_shapes(lanes.trainer.programs.shapes, len(numbers))
+        notes = [stores[name].set_aside(at, what) for name, at, what in damaged]
+        for store in stores.values():
+            store.forget_after(step)
         if step is None:
             return
         self._steps_before = self.saved_step = step
-        notes = [stores[name].set_aside(*found) for name, *found in damaged]
         resumed = self.record.facts["resumed"][-1]
         resumed |= {"step": step, "damaged": [*resumed["damaged"], *notes]}
         for note in notes:
@@ -401,8 +407,8 @@ class SearchRun(SweepRun):
         self.record.write()
         self.record.write_members(self.plan)
         lines = [self.search.header(), *self.search.events]
-        content = "".join(records.json_line(line) for line in lines)
-        records.write_bytes(self._path / FILE, content.encode())
+        content = "".join(json_line(line) for line in lines)
+        write_bytes(self._path / FILE, content.encode())
         step = self.member_steps + self._steps_before
         if self.plan.options.checkpoint_every == 0 or step == self.saved_step:
             return

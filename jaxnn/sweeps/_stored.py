@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn import engine, record
+from jaxnn._json import reports_by_member, with_tuples
 from jaxnn.search import Axis
 from jaxnn.sweeps._members import Member
 from jaxnn.sweeps._plan import SweepOptions
@@ -26,16 +27,16 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     >>> jn.open_sweep("runs/digits/sweep-…", experiment).best()  # doctest: +SKIP
     Member(index=18, point={'learning_rate': 0.01, 'seed': 2}, ...)
     """
-    folders = [folder.absolute() for folder in record.sweep_folders(Path(path))]
     path = Path(path).absolute()
-    parts = [record.read_record(folder) for folder in folders]
-    _check_agreement(folders, parts)
+    records = record.RecordReader(path).parts()
+    _check_agreement(records)
+    parts = [part.facts for part in records]
     facts, members, lines = parts[0], dict[int, Member](), list[dict[str, Any]]()
-    for index, point in enumerate(facts["points"] if folders != [path] else ()):
-        config = {name: record.with_tuples(point.get(name, value)) for name, value in facts["config"].items()}
+    for index, point in enumerate(facts["points"] if records[0].path != path else ()):
+        config = {name: with_tuples(point.get(name, value)) for name, value in facts["config"].items()}
         members[index] = Member(index, read_point(point, facts), config, "waiting", 0, {}, {})
-    for folder, part in zip(folders, parts, strict=True):
-        found, reports = _read_part(folder, part)
+    for one in records:
+        found, reports = _read_part(one)
         members |= found
         lines += reports
     if members and all(member.status in ENDED for member in members.values()):
@@ -66,36 +67,37 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     )
 
 
-def _check_agreement(folders: Sequence[Path], parts: Sequence[Mapping[str, Any]]) -> None:
-    """Raises RecordError unless the shards in ``folders`` are of one sweep, trained by the same rules."""
+def _check_agreement(shards: Sequence[record.RecordReader]) -> None:
+    """Raises RecordError unless the ``shards`` are of one sweep, trained by the same rules."""
 
     def rules(facts: Mapping[str, Any]) -> dict[str, Any]:
         sweep = {name: facts[name] for name in ("axes", "points", "monitored")}
         return {**sweep, **facts["config"], **engine.deciding_options(SweepOptions, facts["options"])}
 
-    first = rules(parts[0])
-    for folder, facts in zip(folders[1:], parts[1:], strict=True):
-        for name, value in rules(facts).items():
+    first = rules(shards[0].facts)
+    for shard in shards[1:]:
+        for name, value in rules(shard.facts).items():
             # A field that the config got since is no difference.
             if value != first.get(name, value):
                 raise RecordError(
-                    f"{folders[0]} and {folder} were not trained by the same rules ({name}: {first[name]!r:.60} and "
-                    f"{value!r:.60}), so they are no one sweep: open each alone, or train one of them again."
+                    f"{shards[0].path} and {shard.path} were not trained by the same rules ({name}: "
+                    f"{first[name]!r:.60} and {value!r:.60}), so they are no one sweep: open each alone, or train one "
+                    "of them again."
                 )
 
 
-def _read_part(path: Path, facts: Mapping[str, Any]) -> tuple[dict[int, Member], list[dict[str, Any]]]:
+def _read_part(part: record.RecordReader) -> tuple[dict[int, Member], list[dict[str, Any]]]:
     """The members and the reports of a sweep or a shard; RecordError if the record of one that finished lacks any."""
-    file = path / record.MEMBERS_FILE
-    found = {line["member"]: line for line in record.read_members(path, facts)}
+    facts, file = part.facts, part.path / record.MEMBERS_FILE
+    found = {line["member"]: line for line in part.members()}
     started = {number for group in facts["groups"] for number in group["members"]}
     # The first shard has the members that cannot be run.
     started |= set() if facts["options"].get("shard") else {*range(len(facts["points"]))}
-    reports = record.reports_by_member(lines := record.read_metrics(path))
+    reports = reports_by_member(lines := part.lines())
     for number in sorted(started | found.keys()) if facts["status"] == "finished" else ():
         if number not in found:
             raise RecordError(f"{file} lacks member {number}: the record is damaged, restore the file from a copy.")
-        record.check_reported(path, facts, found[number], reports[number])
+        part.check_reported(found[number], reports[number])
     return {number: _member(line, facts) for number, line in found.items()}, lines
 
 
@@ -103,7 +105,7 @@ def _member(line: Mapping[str, Any], facts: Mapping[str, Any]) -> Member:
     return Member(
         index=line["member"],
         point=read_point(line["point"], facts),
-        config={name: record.with_tuples(value) for name, value in line["config"].items()},
+        config={name: with_tuples(value) for name, value in line["config"].items()},
         status=line["status"],
         step=line["step"],
         final=line["final"],
@@ -122,4 +124,4 @@ def _swept_value(value: Any, among: Sequence[Any]) -> Any:
     """A swept value as it was given: JSON has no tuples, and has names for infinities, which may be text."""
     if value in ("nan", "inf", "-inf") and any(isinstance(other, float) for other in among):
         return float(value)
-    return record.with_tuples(value)
+    return with_tuples(value)

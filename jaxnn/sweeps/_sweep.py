@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxnn.observe import Table, short_path, text_table
-from jaxnn.record import metrics_of
-from jaxnn.run import Run, format_rate, format_split, open_run
+from jaxnn._json import metrics_of
+from jaxnn._text import Table, format_rate, format_split, short_path, text_table
+from jaxnn.run import Run, open_run
 from jaxnn.search import NAME, Axis
 from jaxnn.sweeps import _members
 from jaxnn.sweeps._members import LOST, SEED, GroupRow, Groups, Member, count_by_status, show, show_field, show_point

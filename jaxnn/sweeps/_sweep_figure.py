@@ -16,7 +16,8 @@ from matplotlib.colors import ListedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from jaxnn.record import format_value, label_ticks, metrics_of, new_panels, write_in_cells
+from jaxnn._figures import format_value, label_ticks, new_panels, write_in_cells
+from jaxnn._json import metrics_of
 from jaxnn.search import Axis, scale_of
 from jaxnn.sweeps._members import SEED, count_by_status, grouped, show, show_field, spread_of
 

@@ -6,6 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn import record
+from jaxnn._disk import write_bytes
+from jaxnn._json import (
+    check_same_config,
+    config_from_json,
+    config_json,
+    json_line,
+    jsonable,
+    reports_by_member,
+    with_tuples,
+)
+from jaxnn._provenance import file_name_of, script
 from jaxnn.engine import (
     MemberLog,
     PopulationRecord,
@@ -18,7 +29,7 @@ from jaxnn.engine import (
     population_facts,
     with_changes,
 )
-from jaxnn.run import check_same_config, continued_options, file_name_of
+from jaxnn.run import continued_options
 from jaxnn.search import Points, Searcher, rebuilt
 from jaxnn.sweeps import _stored
 from jaxnn.sweeps._members import Member, show_point
@@ -41,14 +52,14 @@ class SweepRecord(PopulationRecord):
         lines = []
         for member in self._members(plan):
             facts = {name: value for name, value in vars(member).items() if name != "index"}
-            lines.append(record.json_line({"member": member.index, **facts}))
+            lines.append(json_line({"member": member.index, **facts}))
         if (content := "".join(lines).encode()) != self._members_written:
-            record.write_bytes(self.directory.path / record.MEMBERS_FILE, content)
+            write_bytes(self.directory.path / record.MEMBERS_FILE, content)
             self._members_written = content
 
     def _members(self, plan: SweepPlan) -> Iterator[Member]:
         for planned in plan.members:
-            config = record.config_json(planned.experiment.config)
+            config = config_json(planned.experiment.config)
             if planned.status == "failed":  # its experiment may be without its point
                 config |= {name: value for name, value in planned.point.items() if name in config}
             yield Member(
@@ -90,13 +101,13 @@ class SweepRecord(PopulationRecord):
 
 def new_sweep_dir(name: str) -> Path:
     """``runs/<name>/sweep-<time>-<four hex digits>``: an unused path, not created."""
-    path = record.new_run_dir(name)
+    path = record.Record.unused_path(name)
     return path.with_name(f"sweep-{path.name}")
 
 
 def origin_of(experiment: Experiment[Any]) -> dict[str, Any]:
     """The ``script`` of a process, its command and git state, and its ``name``, which is None in a notebook."""
-    return {"script": record.script(), "name": file_name_of(experiment)}
+    return {"script": script(), "name": file_name_of(experiment)}
 
 
 def sweep_facts(plan: SweepPlan, first: Trainer, origin: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,9 +139,10 @@ def _best_of(log: MemberLog, monitored: str, *, higher_is_better: bool) -> dict[
 
 def read_before(path: Path) -> dict[str, Any]:
     """The content of ``record.json`` of the sweep in ``path``."""
-    if record.sweep_folders(path) != [path]:
+    reader = record.RecordReader(path)
+    if reader.parts() != [reader]:
         raise RecordError(f"{path} holds the shards of a sweep: resume each of them with --resume {path} --shard I/N.")
-    facts = {"search": None, **record.read_record(path)}
+    facts = {"search": None, **reader.facts}
     swept = {axis["name"] for axis in facts["axes"]}
     if any(set(point) - swept for point in facts["points"]):
         raise RecordError(f"{path / record.RECORD_FILE} has points that do not fit its axes: the record is damaged.")
@@ -139,13 +151,13 @@ def read_before(path: Path) -> dict[str, Any]:
 
 def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment[Any], Points | Searcher]:
     """The experiment and the points or the searcher that the sweep in ``path`` was started with, or any shard of it."""
-    before = read_before(record.sweep_folders(path)[0])
-    config = record.config_from_json(before["config"], experiment.config)
+    before = read_before(record.RecordReader(path).parts()[0].path)
+    config = config_from_json(before["config"], experiment.config)
     experiment = dataclasses.replace(experiment, config=config)
     if before["search"] is not None:
         described, _ = read_events(path)
         try:
-            return experiment, rebuilt(record.with_tuples(described))
+            return experiment, rebuilt(with_tuples(described))
         except (KeyError, TypeError, ValueError) as error:
             raise RecordError(f"{path / FILE} describes no searcher ({error}): the record is damaged.") from error
     made = tuple(_stored.read_point(point, before) for point in before["points"])
@@ -163,7 +175,7 @@ def saved_search(path: Path | None, before: Mapping[str, Any] | None) -> dict[st
 def search_stores(path: Path, facts: Mapping[str, Any], keep_last: int = 2) -> dict[str, record.Checkpoints]:
     """The checkpoints of each group of a search, by its number."""
     numbers = range(len(facts["groups"]))
-    return {f"{one}": record.Checkpoints(record.states_folder(path, facts, one), keep_last, 0) for one in numbers}
+    return {f"{one}": record.Checkpoints(record.Record.states(path, facts, one), keep_last, 0) for one in numbers}
 
 
 def events_of(path: Path | None, saved: Mapping[str, Any] | None) -> list[dict[str, Any]]:
@@ -191,7 +203,7 @@ def options_of_record(options: SweepOptions, before: Mapping[str, Any] | None) -
         return continued_options(options, before["options"], options.resume, "sweep", trains=trains, fixed=fixed)
     if options.shard is not None and options.run_dir is not None:
         path = options.run_dir.parent.parent
-        for folder in record.shard_folders(path)[:1]:
+        for folder in record.RecordReader(path).shards[:1]:
             recorded = {**read_before(folder)["options"], "shard": options.shard}
             return continued_options(options, recorded, path, "sweep", trains=True, fixed=fixed)
     return options
@@ -202,7 +214,7 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
     run_dir, path = plan.options.run_dir, plan.options.resume
     if before is None or path is None:
         if plan.options.shard is not None and run_dir is not None:
-            for folder in record.shard_folders(run_dir.parent.parent)[:1]:
+            for folder in record.RecordReader(run_dir.parent.parent).shards[:1]:
                 _check_same(plan, read_before(folder), run_dir.parent.parent)
         return
     _check_same(plan, before, path)
@@ -213,7 +225,7 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
             "the experiment since, or start a new sweep."
         )
     recorded = _stored.open_sweep(path)
-    reports = record.reports_by_member(recorded.lines)
+    reports = reports_by_member(recorded.lines)
     closed = {n for g in before["groups"] for n in g["members"] if g.get("closed") or before["status"] == "finished"}
     by_number = {member.number: member for member in plan.members}
     for member in recorded.members:
@@ -239,7 +251,7 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
 def _check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None:
     """Confirms that ``plan`` is the sweep of the ``record.json`` in ``where``, or of another shard of it."""
     check_same_config(before["config"], plan.experiment.config, "sweep", where)
-    now, what = record.jsonable(design_facts(plan)), None
+    now, what = jsonable(design_facts(plan)), None
     if plan.search is not None and before["search"] is not None:
         described, _ = read_events(where)
         if plan.search.header()["searcher"] != described:
@@ -275,14 +287,14 @@ def with_shard_dir(options: SweepOptions) -> SweepOptions:
         raise ConfigError(f"{shared} holds a sweep that was not divided into shards: choose another run_dir.")
     num_shards = parse_shard(options.shard)[1]
     # A sweep divided in two ways would train members twice.
-    for folder in record.shard_folders(shared):
+    for folder in record.RecordReader(shared).shards:
         if not folder.name.endswith(f"-of-{num_shards}"):
             raise ConfigError(
                 f"{shared} holds the shard {folder.name.replace('-of-', '/')}, so the sweep is not divided into "
                 f"{num_shards}: resume with as many shards as before, or choose another run_dir."
             )
     folder = shard_folder(shared, options.shard)
-    if options.resume is not None and record.is_sweep(folder):
+    if options.resume is not None and record.RecordReader(folder).is_sweep:
         return with_changes(options, {"run_dir": None, "resume": folder})
     return with_changes(options, {"run_dir": folder, "resume": None})
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxnn import run as runs
+from jaxnn._signals import Interruption
+from jaxnn._text import format_rate
 from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, train
 from jaxnn.record import WriterFacts, Writers
 from jaxnn.sweeps._groups import Group, reason
@@ -43,7 +45,7 @@ class SweepRun:
         self,
         plan: SweepPlan,
         record: SweepRecord,
-        interruption: runs.Interruption,
+        interruption: Interruption,
         display: runs.Display,
         writers: Writers,
     ) -> None:
@@ -158,7 +160,7 @@ class SweepRun:
             numbers += f"; {extreme} now {value:.4g} ({show_point(point)})"
         rate = window.num_steps * len(window.lines) / window.seconds
         done = sum(member.step for member in plan.members)
-        rates = f"{runs.format_rate(rate)} member-steps/s"
+        rates = f"{format_rate(rate)} member-steps/s"
         report = SweepReport(done, done + left, title, numbers, rates, window.evaluated or left == 0)
         with self.interruption.stopping_if_unread():
             self.display.report(report)

@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxnn import run as runs
+from jaxnn._clock import Clock
+from jaxnn._signals import interruptible
+from jaxnn._text import short_path
 from jaxnn.engine import Trainer, closing_writers, continued_facts
-from jaxnn.observe import Clock, short_path
 from jaxnn.parallel import computing_on
-from jaxnn.record import check_vacant, create_run_dir, open_record, preload_orbax
+from jaxnn.record import Checkpoints, Record
 from jaxnn.search import Points, Searcher
 from jaxnn.sweeps import _sweep_record
 from jaxnn.sweeps._groups import reason
@@ -29,25 +31,25 @@ def sweep_here(
     """Trains the members in this process."""
     clock = Clock()
     with contextlib.ExitStack() as around:
-        interruption = around.enter_context(runs.interruptible())
+        interruption = around.enter_context(interruptible())
         around.enter_context(computing_on(options.device))
         before = None
         if options.resume is not None:
             before = _sweep_record.read_before(options.resume)
         elif options.run_dir is not None:
-            check_vacant(options.run_dir)
+            Record.check_vacant(options.run_dir)
         options = _sweep_record.options_of_record(options, before)
         writers = around.enter_context(closing_writers(options))
         checked_points(experiment, points, options)
         if options.record and options.checkpoint_every != 0 and not options.plan_only:
-            preload_orbax()
-        display = around.enter_context(runs.open_display(options.progress))
+            Checkpoints.preload()
+        display = around.enter_context(runs.Display.open(options.progress))
         with display.announcing(clock):
-            display.rows(runs.device_rows(), runs.NAME_WIDTH)
+            display.device()
             saved = _sweep_record.saved_search(options.resume, before)
             plan = plan_sweep(experiment, points, options, clock, _sweep_record.events_of(options.resume, saved))
             _sweep_record.restore_plan(plan, before)
-            display.rows(sweep_rows(plan), runs.NAME_WIDTH)
+            display.rows(sweep_rows(plan), aligned=True)
             origin = origin or origin_of(experiment)
             if options.plan_only:
                 return _plan_only(plan, display, origin)
@@ -62,8 +64,8 @@ def sweep_here(
         with interruption.finishing("the current window"), contextlib.ExitStack() as opened:
             record = SweepRecord(None, facts, before)
             if options.record:
-                path = options.resume or create_run_dir(options.run_dir or new_sweep_dir(facts["name"]))
-                record.directory = opened.enter_context(open_record(path))
+                path = options.resume or Record.create(options.run_dir or new_sweep_dir(facts["name"]))
+                record.directory = opened.enter_context(Record.open(path))
             # A sweep that is over is loaded, not run: its record stays as it is.
             if not is_over:
                 kind = SweepRun if plan.search is None else SearchRun

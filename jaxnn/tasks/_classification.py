@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxnn.nn import Policy, at_least_int32, cross_entropy, mean_over_batch_axis
+from jaxnn._batch_context import mean_over_batch_axis
+from jaxnn.nn import Policy, at_least_int32, cross_entropy
 from jaxnn.tasks._contract import LossResult
 from jaxnn.tasks._data_checks import check_data, check_targets, last_axis
 from jaxnn.tasks._supervised import supervised

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.nn import BatchSharding, use_batch_axis, use_batch_sharding
+from jaxnn._batch_context import BatchSharding, use_batch_axis, use_batch_sharding
 from jaxnn.types import (
     STEP_MAKER,
     Batch,
@@ -71,7 +71,7 @@ def averaged_over(task: Task, axis_name: str | None) -> Task:
 
 
 def sharded(task: Task, constrain: Callable[..., Any], map_rows: Callable[..., Any]) -> Task:
-    """Returns ``task`` with activations ``[batch, ...]`` kept sharded by rows; see `nn.BatchSharding`."""
+    """Returns ``task`` with activations ``[batch, ...]`` kept sharded by rows; see `BatchSharding`."""
     named: dict[str, Any] = {name: getattr(task, name) for name in ("loss", "evaluate", "predict", "evaluate_again")}
     on_rows: Any = {n: by_rows(each, 2, constrain, map_rows) for n, each in named.items() if each is not None}
     return task._replace(**on_rows)
@@ -80,7 +80,7 @@ def sharded(task: Task, constrain: Callable[..., Any], map_rows: Callable[..., A
 def by_rows(
     function: Callable[..., Any], rows_at: int, constrain: Callable[..., Any], map_rows: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Returns ``function`` with the rows of its argument number ``rows_at`` sharded; see `nn.BatchSharding`."""
+    """Returns ``function`` with the rows of its argument number ``rows_at`` sharded; see `BatchSharding`."""
 
     def call(*args: Any) -> Any:
         num_rows = jax.tree.leaves(args[rows_at])[0].shape[0]

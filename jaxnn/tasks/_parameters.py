@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import linen
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxnn.nn import unbox
 from jaxnn.optim import first_matches
 from jaxnn.tasks._contract import LossResult
 from jaxnn.types import Batch, ConfigError, ModelState, Params, Splits, Task, check_int, named_leaves, path_name
@@ -37,7 +37,7 @@ def freeze(task: Task, *patterns: str) -> Task:
 
     def init(key: jax.Array, batch: Batch) -> tuple[Params, ModelState]:
         params, model_state = _plain(*task.init(key, batch))
-        names = named_leaves(unbox(params))
+        names = named_leaves(linen.unbox(params))
         kept = first_matches("freeze", patterns, names)
         if not 0 < len(kept) < len(names):
             which = "all parameters: leave some to train" if kept else "none: give a pattern"
@@ -73,7 +73,7 @@ def lora(
 
     def init(key: jax.Array, batch: Batch) -> tuple[Params, ModelState]:
         params, model_state = _plain(*task.init(key, batch))
-        names = named_leaves(unbox(params))
+        names = named_leaves(linen.unbox(params))
         trained = first_matches("lora", train, names)
         wide = [name for name, leaf in names.items() if name not in trained and jnp.ndim(leaf) >= 2]
         adapted = first_matches("lora, of frozen parameters of two axes", (match,), wide)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.nn import Policy, is_full, mean_over_batch_axis, use_batch_mask
+from jaxnn._batch_context import is_full, mean_over_batch_axis, use_batch_mask
+from jaxnn.nn import Policy
 from jaxnn.tasks._contract import LossResult
 from jaxnn.tasks._data_checks import check_data
 from jaxnn.tasks._model_calls import ModelResult

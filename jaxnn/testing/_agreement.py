@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.record import is_key
-from jaxnn.types import ConfigError, JaxnnError, error_line, path_name, suggest
+from jaxnn.types import ConfigError, JaxnnError, error_line, is_key, path_name, suggest
 
 # Largest difference that numbers of 8 bits may make of a loss or an output, in units of 1 plus its size.
 BFLOAT16_TOLERANCE = 0.1

@@ -11,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxnn.parallel import make_layout
-from jaxnn.record import is_key
+from jaxnn.parallel import Layout
 from jaxnn.steps import init_train_state, make_evaluate_step, make_train_step
 from jaxnn.tasks import averaged_over
 from jaxnn.testing._agreement import BFLOAT16_TOLERANCE, LeftOut, at, cast, difference, moved, run_checks, stacked
-from jaxnn.types import Batch, ConfigError, Metrics, Task, TrainState, TrainStep, named_leaves
+from jaxnn.types import Batch, ConfigError, Metrics, Task, TrainState, TrainStep, is_key, named_leaves
 
 STEP_CHECKS = ("jit", "trace", "vmap", "parameters")
 """The checks of `check_step`."""
@@ -238,7 +237,7 @@ class _Trained:
         if jax.local_device_count() < num_devices:
             wanted = f"set JAX_NUM_CPU_DEVICES={num_devices}"
             raise LeftOut(f"left out: there are fewer than {num_devices} devices; {wanted}")
-        layout = make_layout(strategy, num_devices)
+        layout = Layout.make(strategy, num_devices)
         rows = len(self.batch.mask) // num_devices * num_devices
         same = at(self.batch, slice(rows))
         step = make_train_step(averaged_over(task, layout.axis_name), optimizer)

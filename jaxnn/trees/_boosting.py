@@ -12,8 +12,9 @@ import numpy as np
 import optax
 
 from jaxnn._bounds import check_fields, check_range
+from jaxnn._text import format_bytes
 from jaxnn.data import Bins, check_labels
-from jaxnn.observe import available_bytes, format_bytes
+from jaxnn.observe import available_bytes
 from jaxnn.trees._growth import Tree, empty_tree, find_leaves, fixed_sum, grow, num_histograms, num_nodes
 from jaxnn.trees._objectives import Objective, derivatives, leaf_quantiles, weighted_mean
 from jaxnn.trees._splits import MAX_DEPTH, Growth

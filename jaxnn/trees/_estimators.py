@@ -18,24 +18,16 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from jaxnn._bounds import bounded, check_fields
+from jaxnn._disk import read_file, write_bytes
+from jaxnn._json import with_tuples
+from jaxnn._text import first_line
 from jaxnn.data import BinnedSource, Bins, check_resolution, learn_bins
-from jaxnn.record import first_line, read_file, with_tuples, write_bytes
 from jaxnn.run import Estimator, LabelEstimator, export_function, fit, with_hints
 from jaxnn.trees._boosting import Boosting, boosting, experiment, predict_scores, predictor, split_start
 from jaxnn.trees._explanations import importances
 from jaxnn.trees._model_files import check_arrays, check_bins, pack, unpack
 from jaxnn.trees._objectives import Objective, cross_entropy, squared_error
-from jaxnn.types import (
-    Batch,
-    ConfigError,
-    Examples,
-    RecordError,
-    Splits,
-    Task,
-    TrainingError,
-    TrainState,
-    check_int,
-)
+from jaxnn.types import Batch, ConfigError, Examples, RecordError, Splits, Task, TrainingError, TrainState, check_int
 
 _Config = dataclasses.make_dataclass("_Config", ["batch_size", "num_steps", "seed"], frozen=True)
 

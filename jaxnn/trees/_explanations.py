@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnn._figures import new_figure, new_panels
 from jaxnn.data import Bins
-from jaxnn.record import new_figure, new_panels
 from jaxnn.trees._splits import MAX_DEPTH
 from jaxnn.types import Array, ConfigError, DataError, TrainState, check_int
 

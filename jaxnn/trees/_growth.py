@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxnn.nn import batch_sharding, choose, map_rows, native_obstacle, scope
+from jaxnn._batch_context import batch_sharding, map_rows
+from jaxnn.nn import choose, native_obstacle, scope
 from jaxnn.trees._splits import WORDS, Growth, Split, best_splits, is_sequential, leaf_value, real
 from jaxnn.types import cpu_count
 

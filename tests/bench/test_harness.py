@@ -23,13 +23,13 @@ from articles.studies.scaling import PictureSettings, picture_cnn
 from articles.studies.study_scaling import make_study
 from articles.studies.study_training import network, training_call, training_cases
 from benchmarks import gpu_day
+from flax import linen
 from harness import Case, Results, Row, Rows, bench, find_studies, load_study, merge, read_results, write_page
 from matplotlib.figure import Figure
 
 import jaxnn as jn
 from jaxnn import data
 from jaxnn.models import Bottleneck, MobileNetV2, ResNet
-from jaxnn.nn import unbox
 from jaxnn.observe import available_bytes
 from jaxnn.types import Splits
 from tests import draws, shell, tiny
@@ -449,7 +449,7 @@ def test_article_scripts_state_their_claim_and_have_the_published_number_of_para
         task, source = network(name).task(network(name).config), random_data(name, 2).train
         batch = source.as_batch(source.read(np.arange(2)))
         params, _ = jax.eval_shape(lambda key, task=task, batch=batch: task.init(key, batch), jax.random.key(0))
-        assert sum(leaf.size for leaf in jax.tree.leaves(unbox(params))) == NETWORKS[name][0], name
+        assert sum(leaf.size for leaf in jax.tree.leaves(linen.unbox(params))) == NETWORKS[name][0], name
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ def test_every_row_conforms(name):
     outputs = jax.eval_shape(task.predict, state.params, state.model_state, batch.inputs)
     after = jax.tree.leaves((jax.eval_shape(step, state, batch)[0], outputs))
     assert {str(leaf.dtype) for leaf in after if jnp.issubdtype(leaf.dtype, jnp.floating)} == {"float32"}
-    assert set(observe.product_dtypes(step, state, batch)) == set(row.products)
+    assert set(observe.Traced(step, state, batch).product_dtypes) == set(row.products)
 
 
 @pytest.mark.slow
@@ -230,12 +230,10 @@ def test_a_step_on_four_devices_equals_that_on_one(name, strategy):
 
 # Tasks of a user's own, which know nothing of devices.
 
-CLASSES = classification(tiny.MODEL)
-
 
 def with_loss(value: Any) -> Any:
     """A task that minimises ``value(params, batch, key)``, a number."""
-    return CLASSES._replace(loss=lambda params, state, batch, key: (value(params, batch, key), (state, {})))
+    return tiny.TASK._replace(loss=lambda params, state, batch, key: (value(params, batch, key), (state, {})))
 
 
 def denoised(params: Any, inputs: jax.Array, key: jax.Array) -> jax.Array:
@@ -259,7 +257,7 @@ def drawing(params: Any, state: Any, batch: Batch, key: Any) -> Any:
 @pytest.mark.several_devices
 def test_pmap_refuses_tasks_that_draw_random_numbers_themselves():
     training = with_loss(lambda params, batch, key: denoised(params, batch.inputs, key).mean())
-    for task in (training, CLASSES._replace(evaluate=drawing)):
+    for task in (training, tiny.TASK._replace(evaluate=drawing)):
         with pytest.raises(ConfigError, match="draws random numbers.*strategy data"):
             tiny.fit(tiny.experiment(task=lambda config, task=task: task), strategy="pmap", devices=2)
 

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import jaxnn as jn
+from jaxnn._batch_context import is_full
 from jaxnn.engine import resolve_cadences
 from tests import tiny
 from tests.tiny import nats
@@ -20,7 +21,7 @@ SIZES = np.arange(7.0, dtype=np.float32)
 
 
 def loss(params: Any, model_state: Any, batch: jn.Batch, key: jax.Array) -> Any:
-    assert jn.nn.is_full(batch.mask), "while tracing it is known that nothing is padding"
+    assert is_full(batch.mask), "while tracing it is known that nothing is padding"
     return nats(params, batch).mean(), (model_state, {"half": 0.5})
 
 
@@ -228,7 +229,6 @@ def test_swept_fields_from_which_the_config_derives_others_are_read():
     sweep(experiment, jn.grid(decay=[0.1, 0.2]), plan_only=True)  # a warning would be an error
 
 
-TASK = jn.tasks.classification(tiny.MODEL)
 # As many as in the test split: one program evaluates both.
 SHIFTED = (tiny.points(23, 2)[0] + 1, tiny.points(23, 2)[1])
 
@@ -238,7 +238,7 @@ def correlation(targets: np.ndarray, outputs: np.ndarray) -> float:
     return float(np.corrcoef(targets, outputs[:, 0])[0, 1])
 
 
-MEASURED = TASK._replace(metrics={"correlation": correlation, "size": lambda targets, outputs: len(targets)})
+MEASURED = tiny.TASK._replace(metrics={"correlation": correlation, "size": lambda targets, outputs: len(targets)})
 
 
 def experiment(task: jn.Task = MEASURED) -> Any:
@@ -264,7 +264,7 @@ def test_metrics_of_all_outputs_and_of_other_splits_are_equal_however_a_run_is_d
 
 def test_a_part_is_evaluated_in_training_and_all_afterwards():
     seen: list[np.ndarray] = []
-    task = TASK._replace(metrics={"size": lambda targets, outputs: seen.append(targets) or len(targets)})
+    task = tiny.TASK._replace(metrics={"size": lambda targets, outputs: seen.append(targets) or len(targets)})
     run = tiny.fit(experiment(task), eval_batches=2, eval_batch_size=4)
     assert run.final["test_size"] == run.final["shifted_size"] == 8 and run.evaluate("test")["size"] == 23
     # Evenly spaced, not the first ones.
@@ -272,7 +272,7 @@ def test_a_part_is_evaluated_in_training_and_all_afterwards():
 
 
 def test_a_direction_that_is_not_known_is_asked_for(tmp_path):
-    gaining = TASK._replace(metrics={"gain": lambda targets, outputs: -float(np.abs(outputs).mean())})
+    gaining = tiny.TASK._replace(metrics={"gain": lambda targets, outputs: -float(np.abs(outputs).mean())})
     with pytest.raises(
         jn.ConfigError, match="whether less or more of 'test_gain' is better is not known: set monitor_mode"
     ):
@@ -303,8 +303,8 @@ def test_metrics_that_fail_are_named_and_those_of_infinite_outputs_are_nan():
 
     message = r"the task's metric 'auc' failed on targets \(23,\) and outputs \(23, 3\): ValueError: Only one class pre"
     with pytest.raises(jn.ConfigError, match=message):
-        tiny.fit(experiment(TASK._replace(metrics={"auc": refuse})))
-    far = TASK._replace(metrics={"auc": refuse}, predict=lambda params, state, inputs: inputs / 0)
+        tiny.fit(experiment(tiny.TASK._replace(metrics={"auc": refuse})))
+    far = tiny.TASK._replace(metrics={"auc": refuse}, predict=lambda params, state, inputs: inputs / 0)
     assert np.isnan(tiny.fit(experiment(far)).final["test_auc"])
     for names in ({"test": SHIFTED}, {"": SHIFTED}, {"probe": SHIFTED}):
         with pytest.raises(jn.DataError, match="others has the split"):
@@ -317,7 +317,7 @@ def test_a_sampled_loss_has_a_key_for_each_batch_the_same_each_time():
         return {"loss": noise * count, "square": noise**2 * count, "count": count}
 
     def losses(**options: Any) -> np.ndarray:
-        run = tiny.fit(experiment(TASK._replace(evaluate=evaluate)), eval_batch_size=4, eval_every=5, **options)
+        run = tiny.fit(experiment(tiny.TASK._replace(evaluate=evaluate)), eval_batch_size=4, eval_every=5, **options)
         return np.array([run.final["test_loss"], run.evaluate("test")["loss"], run.final["test_square"]])
 
     once, again, square = losses()

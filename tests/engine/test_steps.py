@@ -185,17 +185,16 @@ OPTIMIZERS = {
     "line search": optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(3)),
     "all combinators": optim.with_ema(optim.with_accumulation(optim.with_clipping(optax.adam(0.1), 1.0), 2), 0.9),
 }
-CLASSES = tasks.classification(tiny.MODEL)
 EXAMPLES = Batch(*tiny.points(16), np.ones(16, np.float32))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_optimizer_trains_as_in_a_plain_loop(name):
     optimizer = optax.with_extra_args_support(OPTIMIZERS[name])
-    step = make_train_step(CLASSES, OPTIMIZERS[name])
+    step = make_train_step(tiny.TASK, OPTIMIZERS[name])
 
     def loss_fn(params: Any) -> jax.Array:
-        return CLASSES.loss(params, {}, EXAMPLES, KEY)[0]
+        return tiny.TASK.loss(params, {}, EXAMPLES, KEY)[0]
 
     def body(carry: Any, _: None) -> Any:
         state, params, opt_state = carry
@@ -207,7 +206,7 @@ def test_any_optimizer_trains_as_in_a_plain_loop(name):
 
     @jax.jit
     def train() -> Any:
-        state = start(CLASSES, OPTIMIZERS[name], EXAMPLES)
+        state = start(tiny.TASK, OPTIMIZERS[name], EXAMPLES)
         return jax.lax.scan(body, (state, state.params, optimizer.init(state.params)), length=6)
 
     (state, *_), (losses, expected) = train()

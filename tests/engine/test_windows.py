@@ -13,8 +13,8 @@ import pytest
 
 import jaxnn as jn
 from jaxnn import engine
+from jaxnn._clock import Clock
 from jaxnn.engine import Plan, RunOptions, resolve_cadences, with_tails
-from jaxnn.observe import Clock
 from jaxnn.parallel import Layout
 from jaxnn.tasks import direction_of
 from jaxnn.types import TrainingError

@@ -13,7 +13,7 @@ from jax.sharding import SingleDeviceSharding
 import jaxnn as jn
 from jaxnn._compat import tracing_for
 from jaxnn.nn import attention
-from jaxnn.observe import implementations, lower_ahead, work_of
+from jaxnn.observe import Lowered, Traced, Work
 from jaxnn.plans import CARDS, plan, topology
 from jaxnn.types import ConfigError
 from tests import tiny
@@ -104,7 +104,7 @@ def test_attention_and_its_gradient(form):
         function = jax.vmap(function, in_axes=form.vmap)
     with tracing_for(device):
         compiled = jax.jit(function).lower(arrays, given).compile()
-    assert work_of(compiled.as_text()).calls == form.calls
+    assert Work.of(compiled.as_text()).calls == form.calls
 
 
 def test_cards_before_8_use_attention_that_they_can_compute():
@@ -112,7 +112,7 @@ def test_cards_before_8_use_attention_that_they_can_compute():
     shape = jax.ShapeDtypeStruct((BATCH, TIME, HEADS, 64), "bfloat16", sharding=SingleDeviceSharding(device))
     gradient = jax.jit(jax.grad(lambda query: attention(query, query, query, causal=True).astype("float32").sum()))
     with tracing_for(device):
-        assert implementations(gradient, shape) == {"attention": ["math"]}
+        assert Traced(gradient, shape).implementations == {"attention": ["math"]}
         assert gradient.lower(shape).compile() is not None
 
 
@@ -127,7 +127,7 @@ def test_compiler_options_are_known_and_change_the_program():
         return jnp.zeros((3, 16, 16, 8)).at[jnp.arange(8) % 3].add(rows)
 
     with tracing_for(device):
-        one, other = (lower_ahead(added, "", "", shape, deterministic=same) for same in (False, True))
+        one, other = (Lowered.of(added, "", "", shape, deterministic=same) for same in (False, True))
         assert one.options.faster and not one.options.needed and other.options.needed
         # What a scatter adds by atomics in any order is sorted and summed before.
         kernels = [lowered.compile()[0].as_text().count(" fusion(") for lowered in (one, other)]
@@ -155,9 +155,9 @@ def test_what_was_traced_for_this_machine_is_traced_again_for_the_card():
     (device,) = topology(CARDS["h100"], 1)
     attend = jax.jit(lambda query: attention(query, query, query))
     shape = jax.ShapeDtypeStruct((BATCH, 512, HEADS, 64), "bfloat16")
-    assert implementations(attend, shape) != {"attention": ["cudnn"]}
+    assert Traced(attend, shape).implementations != {"attention": ["cudnn"]}
     with tracing_for(device):
-        assert implementations(attend, shape) == {"attention": ["cudnn"]}
+        assert Traced(attend, shape).implementations == {"attention": ["cudnn"]}
 
 
 @pytest.mark.parametrize(
@@ -176,12 +176,12 @@ def test_kernels_outside_of_graphs_are_those_that_xla_leaves_outside(layer, shap
 
     with tracing_for(device):
         params = jax.eval_shape(layer.init, jax.random.key(0), inputs)
-        lowered = lower_ahead(jax.value_and_grad(loss), "", "", params, inputs)
+        lowered = Lowered.of(jax.value_and_grad(loss), "", "", params, inputs)
         dump = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True}
         compiled = lowered.program.compile({**lowered.options.faster, **dump})
     (graphs,) = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
     inside = len(re.findall(r"^ +\d+: k", graphs.read_text(), re.MULTILINE))
-    work = work_of(compiled.as_text())
+    work = Work.of(compiled.as_text())
     assert work.launches == work.alone + inside and (work.alone == 0) == all_inside
 
 
@@ -221,5 +221,5 @@ def test_products_compile_for_every_card(name):
         shape = jax.ShapeDtypeStruct((256, 256), dtype, sharding=SingleDeviceSharding(device))
         with tracing_for(device):
             compiled = jax.jit(jnp.matmul).lower(shape, shape).compile()
-        assert work_of(compiled.as_text()).launches >= 1
+        assert Work.of(compiled.as_text()).launches >= 1
         assert compiled.memory_analysis().argument_size_in_bytes == 2 * 256**2 * jnp.dtype(dtype).itemsize

@@ -19,8 +19,8 @@ import pytest
 import jaxnn as jn
 from jaxnn import engine
 from jaxnn._compat import tracing_for
-from jaxnn.observe import nbytes, work_of
-from jaxnn.parallel import DATA, Layout, find_strategy, make_mesh, parse_mesh
+from jaxnn.observe import Work, nbytes
+from jaxnn.parallel import DATA, Layout, Strategy, make_mesh, parse_mesh
 from jaxnn.plans import CARDS, topology
 from tests import tiny
 
@@ -107,7 +107,7 @@ def compile_step(name: str, how: str, members: int) -> Program:
     # On an H100, cuDNN is not chosen for so few features and keys.
     card = "a100" if name.startswith(("lstm", "gpt")) else "h100"
     devices = topology(CARDS[card], math.prod(axes.values()))
-    strategy = find_strategy(how.partition("+")[0].replace("one", "data"))
+    strategy = Strategy.find(how.partition("+")[0].replace("one", "data"))
     layout = Layout(strategy, make_mesh(devices, axes), (DATA, engine.MEMBERS), abstract=True)
     one = experiment(name)
     num_seeds, shape = (members, engine.Shape(1, members)) if members > 1 else (None, None)
@@ -116,13 +116,13 @@ def compile_step(name: str, how: str, members: int) -> Program:
         compiled: Any = programs.train(shape, 1, "test")
     text, stats, lanes = compiled.as_text(), compiled.memory_analysis(), members // axes.get(engine.MEMBERS, 1)
     calls: collections.Counter[str] = collections.Counter()
-    for target, count in work_of(text).calls.items():
+    for target, count in Work.of(text).calls.items():
         calls["convolution" if target.startswith("__cudnn$conv") else target] += int(count)
     leaves = zip(jax.tree.leaves(programs.shapes), jax.tree.leaves(programs.shardings), strict=True)
     shards = [jax.ShapeDtypeStruct(where.shard_shape(leaf.shape), leaf.dtype) for leaf, where in leaves]
     return Program(
         dict(calls),
-        work_of(text).collectives,
+        Work.of(text).collectives,
         _products(text),
         set(re.findall(r"\b([a-z]+\d+)\[", text)),
         _half_sums(text),

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxnn.nn import BatchSharding, attention, collect_reasons, use_batch_sharding
-from jaxnn.observe import implementations, product_flops
+from jaxnn._batch_context import BatchSharding, use_batch_sharding
+from jaxnn.nn import attention, collect_reasons
+from jaxnn.observe import Traced
 from jaxnn.types import ConfigError
 from tests import draws, native
 from tests.draws import assert_near, graded
@@ -241,7 +242,7 @@ def test_memory_and_products_of_blocks():
 
 
 def chosen(*arrays: Any, **options: Any) -> list[str]:
-    return implementations(partial(attention, **options), *arrays)["attention"]
+    return Traced(partial(attention, **options), *arrays).implementations["attention"]
 
 
 def refused(implementation: str, words: str, arrays: Any, **options: Any) -> None:
@@ -270,7 +271,7 @@ def test_native_is_taken_from_a_size_on_and_refused_with_a_reason():
     assert chosen(*(array[:1] for array in arrays)) == chosen(*(array[:, :8] for array in arrays)) == ["math"]
     # Forward two products, backward five, of which one is the scores again.
     gradient = jax.grad(lambda *arrays: attention(*arrays).sum(), (0, 1, 2))
-    assert product_flops(gradient, *arrays) == {"float32": 7 * 2.0 * BATCH * 2 * 64 * 64 * 32}
+    assert Traced(gradient, *arrays).product_flops() == {"float32": 7 * 2.0 * BATCH * 2 * 64 * 64 * 32}
     mask = np.ones((1, 1, 64, 64), bool)
     for words, given, options in (
         ("neither mask nor bias", arrays, {"mask": mask}),

@@ -13,8 +13,9 @@ from flax import linen
 from jax import lax
 
 from jaxnn import models, nn, tasks
+from jaxnn._batch_context import BatchSharding, use_batch_sharding
 from jaxnn._compat import TARGET
-from jaxnn.observe import implementations, product_flops
+from jaxnn.observe import Traced
 from jaxnn.types import Batch, ConfigError
 from tests import draws, native
 from tests.draws import assert_close, assert_near, graded, weights
@@ -94,7 +95,8 @@ def test_native_gradients_are_exact_in_every_size():
         assert_exact(found, *pair)
     x, kernel = pairs[0]
     flops = 2 * 3 * 3 * 70 * 160 * 128.0  # of three members: the layer and its gradients
-    assert product_flops(jax.vmap(native_gradients, (0, None)), np.stack([x] * 3), kernel) == {"float32": flops}
+    members = Traced(jax.vmap(native_gradients, (0, None)), np.stack([x] * 3), kernel)
+    assert members.product_flops() == {"float32": flops}
 
 
 @native.needed
@@ -115,12 +117,12 @@ def test_native_products_of_bfloat16_are_summed_in_float32_and_run_where_jit_is_
 def test_small_products_and_other_dtypes_are_left_to_xla():
     def chosen(*shape: int, dtype: str = "float32") -> list[str]:
         arrays = np.ones((128, shape[0]), dtype), np.ones(shape, dtype)
-        return implementations(lambda *a: nn.dot_general(*a, DENSE), *arrays).get("dense", ["xla"])
+        return Traced(lambda *a: nn.dot_general(*a, DENSE), *arrays).implementations.get("dense", ["xla"])
 
     assert chosen(65, 64) == ["onednn"]
     assert chosen(64, 64) == chosen(65, 64, dtype="float16") == ["xla"]
-    rows = nn.BatchSharding(80, lambda rows: rows, lambda function, *_: function)
-    with nn.use_batch_sharding(rows), pytest.raises(ConfigError, match="whose axis is not the first"):
+    rows = BatchSharding(80, lambda rows: rows, lambda function, *_: function)
+    with use_batch_sharding(rows), pytest.raises(ConfigError, match="whose axis is not the first"):
         native_product(np.ones((1, 80, 5), np.float32), KERNEL, (((2,), (0,)), ((), ())))
     with pytest.raises(ConfigError, match="there is one row"):
         native_product(X[0], KERNEL, (((0,), (0,)), ((), ())))
@@ -223,10 +225,10 @@ def test_native_gradients_of_tables_have_the_bits_of_xla():
         with nn.portable():
             return gradients(table)
 
-    assert implementations(gradients, table)["lookup"] == ["native"]
-    assert implementations(gradients_by_xla, table)["lookup"] == ["xla"]
-    with nn.use_batch_sharding(nn.BatchSharding(64, lambda x: x, lambda f, *_: f)):
-        assert implementations(lambda table: gradients(table), table)["lookup"] == ["xla"]
+    assert Traced(gradients, table).implementations["lookup"] == ["native"]
+    assert Traced(gradients_by_xla, table).implementations["lookup"] == ["xla"]
+    with use_batch_sharding(BatchSharding(64, lambda x: x, lambda f, *_: f)):
+        assert Traced(lambda table: gradients(table), table).implementations["lookup"] == ["xla"]
     (found, found_mean), (expected, mean) = jax.jit(lambda table: (gradients(table), gradients_by_xla(table)))(table)
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_allclose(found_mean, mean, 1e-5, 1e-5)  # of a mean, the addends are rounded too

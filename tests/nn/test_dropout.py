@@ -10,7 +10,7 @@ from flax import linen
 from jax.extend.random import threefry_2x32
 
 from jaxnn.nn import Dropout
-from jaxnn.observe import implementations
+from jaxnn.observe import Traced
 from tests import draws, native
 
 KEY = jax.random.key(0)
@@ -76,7 +76,7 @@ def test_many_elements_are_drawn_from_the_same_bits():
     keys = jax.random.split(KEY, 3)
     for outputs, bits in jax.jit(lambda key, keys: [*run(key), *jax.vmap(run)(keys)])(KEY, keys):
         np.testing.assert_array_equal(outputs, np.where(bits < 2**15, 0, 2))
-    found = implementations(lambda key: drop(0.5, jnp.ones(shapes[0]), key), KEY)
+    found = Traced(lambda key: drop(0.5, jnp.ones(shapes[0]), key), KEY).implementations
     assert found == {"dropout": ["native" if native.USED else "xla"]}
 
 

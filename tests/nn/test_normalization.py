@@ -11,8 +11,9 @@ import pytest
 from flax import linen
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxnn.nn import BatchNorm, LayerNorm, use_batch_axis, use_batch_mask
-from jaxnn.observe import implementations
+from jaxnn._batch_context import use_batch_axis, use_batch_mask
+from jaxnn.nn import BatchNorm, LayerNorm
+from jaxnn.observe import Traced
 from jaxnn.types import ConfigError
 from tests import draws, native
 from tests.draws import assert_close, assert_near
@@ -157,7 +158,7 @@ def test_statistics_by_device_are_those_of_the_full_batch():
 
 def chosen(layer: Any, *args: Any, **call: Any) -> list[str]:
     run = functools.partial(layer.init_with_output, KEY, **call)
-    return implementations(lambda *args: run(*args)[0], *args)["normalization"]
+    return Traced(lambda *args: run(*args)[0], *args).implementations["normalization"]
 
 
 @pytest.mark.needs_cpu

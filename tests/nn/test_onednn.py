@@ -17,7 +17,8 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxnn import nn
-from jaxnn.observe import implementations
+from jaxnn._batch_context import BatchSharding, use_batch_sharding
+from jaxnn.observe import Traced
 from jaxnn.parallel import Layout
 from jaxnn.types import ConfigError
 from tests import draws, native, shell
@@ -177,8 +178,8 @@ def test_each_device_computes_its_rows(row):
     mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
     expected = program(row.operation)(row.params, row.inputs)
     batch = len(jax.tree.leaves(row.inputs)[0])
-    sharing = nn.BatchSharding(batch, lambda rows: rows, Layout(mesh=mesh).map_rows)
-    with nn.use_batch_sharding(sharing):  # in a program that XLA partitions
+    sharing = BatchSharding(batch, lambda rows: rows, Layout(mesh=mesh).map_rows)
+    with use_batch_sharding(sharing):  # in a program that XLA partitions
         partitioned = jax.jit(gradient(row, row.native)).lower(row.params, row.inputs)
     calls = re.findall(r"@jaxnn_\w+\(.*?: \(tensor<" + row.call, partitioned.as_text())
     assert calls and set(calls) == {str(batch // 4)}
@@ -195,7 +196,7 @@ def test_each_device_computes_its_rows(row):
 @rows()
 def test_kernels_are_the_default_and_other_programs_have_xlas_operations(row, monkeypatch):
     def chosen() -> list[str]:
-        found = implementations(lambda *arrays: gradient(row, None)(*arrays), row.params, row.inputs)
+        found = Traced(lambda *arrays: gradient(row, None)(*arrays), row.params, row.inputs).implementations
         return found.get(row.operation, ["xla"])
 
     assert chosen() == [row.native]

@@ -14,7 +14,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jaxnn.nn import GRU, LSTM, Bidirectional
-from jaxnn.observe import equations, implementations, product_flops
+from jaxnn.observe import Traced, equations
 from jaxnn.types import ConfigError
 from tests import draws, native
 from tests.draws import assert_close, assert_near
@@ -276,7 +276,7 @@ def test_native_loops_are_taken_from_a_size_on_and_refused_with_a_reason():
     params, x, _ = jax.tree.map(np.asarray, sized(8, 8, 3, 4))
 
     def chosen(layer: Any, x: Any) -> list[str]:
-        return implementations(layer.apply, jax.eval_shape(layer.init, jax.random.key(0), x), x)["recurrence"]
+        return Traced(layer.apply, jax.eval_shape(layer.init, jax.random.key(0), x), x).implementations["recurrence"]
 
     assert chosen(LSTM(4), x) == chosen(LSTM(4, implementation="native"), x[1:]) == ["native"]
     assert chosen(LSTM(4), x[1:]) == ["fused_inputs"]
@@ -289,7 +289,7 @@ def test_native_loops_are_taken_from_a_size_on_and_refused_with_a_reason():
         with pytest.raises(ConfigError, match=f"'native' here: .*{reason}.*; leave implementation out"):
             jax.eval_shape(kind(4, implementation="native", **options).init, jax.random.key(0), inputs)
     flops = [
-        product_flops(jax.grad(lambda p, by=by: LSTM(4, implementation=by).apply(p, x).sum()), params)
+        Traced(jax.grad(lambda p, by=by: LSTM(4, implementation=by).apply(p, x).sum()), params).product_flops()
         for by in ("native", "fused_inputs")
     ]
     assert flops[0] == flops[1] != {}

@@ -21,7 +21,9 @@ from jax.sharding import PartitionSpec
 
 import jaxnn as jn
 from jaxnn import observe
-from jaxnn.observe import Clock, Table, lower_ahead, product_dtypes, text_table
+from jaxnn._clock import Clock
+from jaxnn._text import Table, format_bytes
+from jaxnn.observe import Lowered, Traced, text_table
 from jaxnn.types import ConfigError
 from tests import shell
 
@@ -123,7 +125,7 @@ def test_placement_counts_copies_and_shards():
     replicated = jax.device_put(jnp.zeros(8), jax.NamedSharding(mesh, jax.P()))
     sharded = jax.device_put(jnp.zeros(8), jax.NamedSharding(mesh, jax.P("data")))
     trees = {"parameters": params, "key": jax.random.key(0), "copies": replicated, "data": sharded, "model_state": {}}
-    observed = {tree.name: tree for tree in observe.observe_placement(**trees)}
+    observed = {tree.name: tree for tree in observe.Placement.of(**trees)}
     assert {name: tree.device_bytes for name, tree in observed.items()} == {
         "parameters": {f"{PLATFORM}:0": 36},
         "key": {f"{PLATFORM}:0": 8},
@@ -164,7 +166,7 @@ def test_tables_are_aligned_and_escaped():
     assert text_table(rows, header) == "name    x\na\nlonger  <b>|", "without trailing spaces"
     noted = Table(header, rows, ["a note"])
     assert repr(noted).endswith("\na note") and noted._repr_html_().endswith("<p>a note</p>")
-    assert observe.format_bytes(1024**2 - 1) == "1.0 MiB", "1023.999 KiB rounds up to the next unit"
+    assert format_bytes(1024**2 - 1) == "1.0 MiB", "1023.999 KiB rounds up to the next unit"
     assert "&lt;b&gt;" in noted._repr_html_() and "<b>" not in Table(None, rows)._repr_html_()
 
 
@@ -174,7 +176,7 @@ X = np.ones((1, 4, 4, 2), np.float32)
 def test_lower_ahead_compiles_and_times_each_stage(empty_cache):
     x = jnp.arange(3.0)
     power, options = lambda x, exponent: x**exponent, {"static_argnums": 1, "donate_argnums": 0}
-    compiled, entry = lower_ahead(power, "power", "first call", x, 3, **options).compile()
+    compiled, entry = Lowered.of(power, "power", "first call", x, 3, **options).compile()
     np.testing.assert_array_equal(compiled(x), [0.0, 1.0, 8.0])
     assert x.is_deleted(), "donated"
     assert (entry.name, entry.cause) == ("power", "first call")
@@ -183,10 +185,10 @@ def test_lower_ahead_compiles_and_times_each_stage(empty_cache):
 
 
 def test_hits_of_the_persistent_cache_count(empty_cache):
-    first, second = (lower_ahead(lambda x: x @ x.T + 17.5, "square", "test", X[0, 0]).compile()[1] for _ in range(2))
+    first, second = (Lowered.of(lambda x: x @ x.T + 17.5, "square", "test", X[0, 0]).compile()[1] for _ in range(2))
     assert not first.cache_hit and second.cache_hit
     assert 0.0 <= second.saved_seconds <= first.compile_seconds
-    totals = observe.compile_totals([first, second])
+    totals = observe.Compilation.totals([first, second])
     assert totals["num_cache_hits"] == 1 and totals["saved_seconds"] == second.saved_seconds
 
 
@@ -207,7 +209,7 @@ def test_cache_hits_of_this_thread_count(monkeypatch):
     # A retrieval slower than the compilation saved nothing; it did not save less than nothing.
     for number, (found, expected) in enumerate((([], (False, 0.0)), ([2.0], (True, 2.0)), ([-0.5], (True, 0.0)))):
         reported[:] = found
-        entry = lower_ahead(lambda x, number=number: x + number, "add", "test", 1.0).compile()[1]
+        entry = Lowered.of(lambda x, number=number: x + number, "add", "test", 1.0).compile()[1]
         assert (entry.cache_hit, entry.saved_seconds) == expected
 
 
@@ -224,11 +226,11 @@ def test_an_equal_program_is_neither_lowered_nor_compiled_again(monkeypatch):
     def unread(x: jax.Array, y: jax.Array) -> jax.Array:
         return x * 5.25
 
-    three, two = (lower_ahead(unread, "five", "test", jnp.ones(3), jnp.ones(n)).compile()[0] for n in (3, 2))
+    three, two = (Lowered.of(unread, "five", "test", jnp.ones(3), jnp.ones(n)).compile()[0] for n in (3, 2))
     assert three(jnp.ones(3), jnp.ones(3)).tolist() == two(jnp.ones(3), jnp.ones(2)).tolist() == [5.25] * 3
-    first = lower_ahead(program(), "scan", "test", jnp.ones(2)).compile()[0]
+    first = Lowered.of(program(), "scan", "test", jnp.ones(2)).compile()[0]
     monkeypatch.delattr(jax.stages.Traced, "lower")
-    again, entry = lower_ahead(program(), "scan", "test", jnp.ones(2)).compile()
+    again, entry = Lowered.of(program(), "scan", "test", jnp.ones(2)).compile()
     assert again is first and entry.cache_hit
 
 
@@ -242,14 +244,14 @@ def test_programs_that_differ_do_not_share_an_executable():
         (lambda x: jnp.sum(x, keepdims=True) - x, lambda x: x - jnp.sum(x, keepdims=True)),
         (lambda x: (x, x), lambda x: [x, x]),
     ):
-        results = [lower_ahead(function, "one", "test", x).compile()[0](x) for function in pair]
+        results = [Lowered.of(function, "one", "test", x).compile()[0](x) for function in pair]
         assert [*map(str, results)] == [str(function(x)) for function in pair]
 
 
 @pytest.mark.several_devices
 def test_programs_on_other_devices_do_not_share_an_executable():
     def devices_of(x: Any, **options: Any) -> set[jax.Device]:
-        compiled = lower_ahead(lambda x: x * 6.5, "six", "test", x, **options).compile()[0]
+        compiled = Lowered.of(lambda x: x * 6.5, "six", "test", x, **options).compile()[0]
         return set(compiled(np.ones(4, np.float32)).sharding.device_set)
 
     first, second = jax.devices()[:2]
@@ -266,7 +268,7 @@ def test_programs_that_call_python_do_not_share_it():
         def scale(x: jax.Array, factor: float = factor) -> jax.Array:
             return jax.pure_callback(lambda x: x * np.float32(factor), x, x)
 
-        assert lower_ahead(scale, "scale", "test", jnp.ones(())).compile()[0](jnp.ones(())) == factor
+        assert Lowered.of(scale, "scale", "test", jnp.ones(())).compile()[0](jnp.ones(())) == factor
 
 
 def test_products_with_one_value_are_right():
@@ -282,7 +284,7 @@ def test_products_with_one_value_are_right():
     right = 64 * np.square(2 * x.astype(np.float64).sum(1) * values[:, None])
     cases = [(function, right[0]) for function in (spread, jax.jit(spread), looped)]
     for function, expected in [*cases, (lambda x, _: jax.vmap(spread)(jnp.stack([x, x]), values), right)]:
-        compiled, _ = lower_ahead(function, "spread", "test", x, values[0]).compile()
+        compiled, _ = Lowered.of(function, "spread", "test", x, values[0]).compile()
         np.testing.assert_allclose(compiled(x, values[0]), expected, rtol=1e-4)
 
 
@@ -309,7 +311,7 @@ def convolve(x):
     return jax.lax.conv(x, jnp.ones((1, 1, 3, 3)), (1, 1), "SAME"), jnp.sum(x)
 
 for function in (convolve, lambda x: convolve(2 * x), lambda x: (x, x)):
-    compiled, _ = observe.lower_ahead(function, "", "", jnp.ones((1, 1, 4, 4)), platform="cuda").compile()
+    compiled, _ = observe.Lowered.of(function, "", "", jnp.ones((1, 1, 4, 4)), platform="cuda").compile()
     print(*(float(jnp.sum(part)) for part in compiled(jnp.ones((1, 1, 4, 4)))))
 print(options, observe.given_up())
 """
@@ -349,11 +351,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 def test_implementations_and_plain_convolutions_of_a_training_step(name):
     function, plain = FUNCTIONS[name], jax.checkpoint(PLAIN.apply)
     step = jax.jit(jax.grad(lambda variables: function(variables, X).sum()))
-    assert [*observe.implementations(step, VARIABLES)] == ["convolution"]
-    assert observe.plain_convolutions(step, VARIABLES) == 0
+    assert [*Traced(step, VARIABLES).implementations] == ["convolution"]
+    assert Traced(step, VARIABLES).plain_convolutions == 0
     # Those that are no layer's count without their gradients.
     two = jax.grad(lambda variables: plain(variables, function(variables, PLAIN.apply(variables, X))).sum())
-    assert observe.plain_convolutions(two, VARIABLES) == 2
+    assert Traced(two, VARIABLES).plain_convolutions == 2
 
 
 def test_only_scopes_of_implementations_are_read_and_in_one_trace():
@@ -371,12 +373,12 @@ def test_only_scopes_of_implementations_are_read_and_in_one_trace():
         with jax.named_scope("jaxnn.attention.cudnn"), jax.named_scope("jaxnn.normalization.custom_vjp"):
             return x * 2
 
-    assert observe.implementations(step, X) == {
+    assert Traced(step, X).implementations == {
         "attention": ["cudnn", "math"],
         "recurrence": ["fused_inputs"],
         "normalization": ["custom_vjp"],
     }
-    assert product_dtypes(step, X) == {} and observe.plain_convolutions(step, X) == 0 and len(traces) == 1
+    assert Traced(step, X).product_dtypes == {} and Traced(step, X).plain_convolutions == 0 and len(traces) == 1
 
 
 @jax.custom_vjp
@@ -396,9 +398,9 @@ def test_products_are_counted_by_dtype():
         jax.jit(jax.checkpoint(lambda x: x @ x)),
         product,
     ):
-        assert product_dtypes(function, matrix) == {"float32": 1}
+        assert Traced(function, matrix).product_dtypes == {"float32": 1}
 
-    assert product_dtypes(linen.Conv(2, (3, 3), dtype=jnp.bfloat16).apply, VARIABLES, X) == {"bfloat16": 1}
+    assert Traced(linen.Conv(2, (3, 3), dtype=jnp.bfloat16).apply, VARIABLES, X).product_dtypes == {"bfloat16": 1}
 
     def mixed(x: jax.Array) -> jax.Array:
         low = x.astype(jnp.bfloat16)
@@ -406,8 +408,8 @@ def test_products_are_counted_by_dtype():
         unequal = jax.lax.dot_general(low, x, (((1,), (0,)), ((), ())))
         return low @ low @ low + unequal.astype(jnp.bfloat16)
 
-    assert list(product_dtypes(mixed, matrix).items()) == [("bfloat16", 2), ("bfloat16*float32", 1)]
-    assert product_dtypes(jax.grad(lambda x: product(x).sum()), matrix) == {"float32": 3}
+    assert list(Traced(mixed, matrix).product_dtypes.items()) == [("bfloat16", 2), ("bfloat16*float32", 1)]
+    assert Traced(jax.grad(lambda x: product(x).sum()), matrix).product_dtypes == {"float32": 3}
 
 
 @pytest.mark.parametrize(
@@ -416,21 +418,21 @@ def test_products_are_counted_by_dtype():
 def test_products_that_a_gpu_rounds_to_tf32_are_named(capability, default, pretend_gpu):
     pretend_gpu(capability)
     matrix, half = jax.ShapeDtypeStruct((4, 4), jnp.float32), jax.ShapeDtypeStruct((4, 4), jnp.bfloat16)
-    assert product_dtypes(lambda x: x @ x, matrix) == {default: 1}
-    assert product_dtypes(lambda x: x @ x, half) == {"bfloat16": 1}
-    assert product_dtypes(jn.nn.Conv(2, (3, 3)).apply, VARIABLES, X) == {default: 1}
+    assert Traced(lambda x: x @ x, matrix).product_dtypes == {default: 1}
+    assert Traced(lambda x: x @ x, half).product_dtypes == {"bfloat16": 1}
+    assert Traced(jn.nn.Conv(2, (3, 3)).apply, VARIABLES, X).product_dtypes == {default: 1}
     for precision in ("highest", "F32_F32_F32"):
-        assert product_dtypes(lambda x, p=precision: jnp.dot(x, x, precision=p), matrix) == {"float32": 1}
+        assert Traced(lambda x, p=precision: jnp.dot(x, x, precision=p), matrix).product_dtypes == {"float32": 1}
     with jax.default_matmul_precision("highest"):
-        assert product_dtypes(lambda x: jnp.dot(x, x), matrix) == {"float32": 1}
-        assert product_dtypes(lambda *args: jn.nn.Conv(2, (3, 3)).apply(*args), VARIABLES, X) == {"float32": 1}
+        assert Traced(lambda x: jnp.dot(x, x), matrix).product_dtypes == {"float32": 1}
+        assert Traced(lambda *args: jn.nn.Conv(2, (3, 3)).apply(*args), VARIABLES, X).product_dtypes == {"float32": 1}
 
 
 def test_operations_count_products_and_the_steps_of_loops():
     left, right = jax.ShapeDtypeStruct((4, 5), jnp.float32), jax.ShapeDtypeStruct((5, 6), jnp.float32)
     matmul = 2 * 4 * 5 * 6 + 4 * 6
-    assert observe.operations(jnp.matmul, left, right) == pytest.approx(matmul)
+    assert Traced(jnp.matmul, left, right).operations == pytest.approx(matmul)
     looped = lambda left, right: jax.lax.scan(lambda carry, _: (carry, left @ right), 0, length=7)  # noqa: E731
-    assert observe.operations(looped, left, right) >= 7 * matmul
-    assert observe.operations(lambda x: jax.lax.optimization_barrier((x, jax.lax.create_token(x)))[0], left) >= 4 * 5
-    assert observe.operations(lambda x: jax.lax.while_loop(jnp.any, jnp.sin, x), left) == float("inf")
+    assert Traced(looped, left, right).operations >= 7 * matmul
+    assert Traced(lambda x: jax.lax.optimization_barrier((x, jax.lax.create_token(x)))[0], left).operations >= 4 * 5
+    assert Traced(lambda x: jax.lax.while_loop(jnp.any, jnp.sin, x), left).operations == float("inf")

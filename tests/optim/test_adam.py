@@ -11,7 +11,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn import optim
-from jaxnn.observe import implementations
+from jaxnn.observe import Traced
 from tests import draws, native, tiny
 from tests.draws import assert_close
 
@@ -58,10 +58,10 @@ def test_states_are_those_of_optax():
         assert_close((one.params, one.opt_state), (other.params, other.opt_state))
     assert not np.allclose(ours[0].params["b"], PARAMS["b"], atol=1e-2) and np.isneginf(ours[0].params["a"][0, 0])
     for name in ("adam", "prefix", "clipped"):
-        found = implementations(functools.partial(train, CASES[name](optim)), PARAMS)
+        found = Traced(functools.partial(train, CASES[name](optim)), PARAMS).implementations
         assert found.get("adam", []) == ["native"] * native.USED
     averaged = functools.partial(train, optim.with_ema(optim.adam(1e-2), 0.9))  # any combinator takes it
-    assert implementations(averaged, PARAMS) == {}
+    assert Traced(averaged, PARAMS).implementations == {}
 
 
 def test_a_gradient_in_the_place_of_its_parameter_and_a_state_that_is_kept():

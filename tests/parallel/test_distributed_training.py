@@ -23,10 +23,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxnn as jn
+from jaxnn._signals import RESUMABLE
+from jaxnn._transfers import fetching
 from jaxnn.models import MLP
 from jaxnn.observe import nbytes
-from jaxnn.parallel import SINGLE_DEVICE, STRATEGIES, Layout, Strategy, fetching, find_strategy, make_layout
-from jaxnn.run import RESUMABLE
+from jaxnn.parallel import SINGLE_DEVICE, STRATEGIES, Layout, Strategy
 from jaxnn.types import PyTree, TrainState
 from tests import draws, processes, several, tiny
 from tests.processes import Started, free_port, started
@@ -70,7 +71,7 @@ def test_batches_and_states_of_gpus_pass_through_pinned_memory(monkeypatch):
     monkeypatch.setattr(Layout, "platform", "gpu")
     monkeypatch.setattr(jax, "device_put", lambda x, to, **how: kinds.append(to.memory_kind) or put(x, to, **how))
     rows = np.arange(48.0, dtype=np.float32).reshape(2, 8, 3)
-    for layout in (SINGLE_DEVICE, make_layout("data", 4)):
+    for layout in (SINGLE_DEVICE, Layout.make("data", 4)):
         placed = layout.place_batch({"x": rows}, 8)["x"]
         assert kinds == ["pinned_host", "device"] and placed.sharding.memory_kind == "device"
         np.testing.assert_array_equal(placed, rows)
@@ -99,10 +100,10 @@ def test_fully_sharded_state_is_created_in_shards_and_recorded(tmp_path, capsys)
 
 @pytest.mark.several_devices
 def test_auto_shards_a_state_that_is_too_large_to_be_replicated():
-    assert make_layout(mesh="data=2").num_devices == 2
+    assert Layout.make(mesh="data=2").num_devices == 2
     for size, expected in ((10**3, "data"), (10**15, "fsdp")):
         shapes = SQUARE._replace(params={"w": jax.ShapeDtypeStruct((size,), jnp.float32)})
-        assert make_layout("auto", 4).resolve(shapes).strategy.name == expected
+        assert Layout.make("auto", 4).resolve(shapes).strategy.name == expected
 
 
 @pytest.mark.several_devices
@@ -128,7 +129,7 @@ def test_accumulation_streaming_and_sweeps_train_the_same_on_several_devices():
 
 def fully_sharded(spec: P, state: TrainState = SQUARE, mesh: str = "data=2,model=2") -> P:
     """How ``fsdp`` shards a parameter whose axes the model names in ``spec``."""
-    found: P = STRATEGIES["fsdp"].shard_state(make_layout(mesh=mesh).mesh, state, {"w": spec}).params["w"].spec
+    found: P = STRATEGIES["fsdp"].shard_state(Layout.make(mesh=mesh).mesh, state, {"w": spec}).params["w"].spec
     return found
 
 
@@ -185,7 +186,7 @@ def unread(config: Any) -> Any:
 
 
 def layout(**parts: Any) -> Layout:
-    return make_layout(zero1._replace(**parts), 4)
+    return Layout.make(zero1._replace(**parts), 4)
 
 
 def devices(**options: Any) -> Callable[[], object]:
@@ -218,8 +219,8 @@ ERRORS: list[tuple[Callable[[], object], str]] = [
     (lambda: fully_sharded(P(None, None, "model")), NAMED_TWICE),
     (lambda: fully_sharded(P(("model", "data"), "model")), NAMED_TWICE),
     (lambda: fully_sharded(P(None, "model"), NARROW, "model=4"), r"w has \[32, 6\], whose axis 1 .* model=4 evenly"),
-    (lambda: find_strategy("nowhere:mine"), "'nowhere:mine', .*No module named 'nowhere'"),
-    (lambda: find_strategy("math:pi"), "'math:pi', of type float: .* jaxnn.parallel.Strategy"),
+    (lambda: Strategy.find("nowhere:mine"), "'nowhere:mine', .*No module named 'nowhere'"),
+    (lambda: Strategy.find("math:pi"), "'math:pi', of type float: .* jaxnn.parallel.Strategy"),
     (lambda: layout(axis_name="batch"), "axis_name of strategy zero1 is 'batch': .* 'data' or None"),
     (lambda: layout(batch_spec=lambda mesh: "data").data_size, "returned 'data': return a PartitionSpec of the fi"),
     (lambda: layout(batch_spec=lambda mesh: P(("data", "more"))).data_size, "along more, .* mesh data=4 lacks"),

@@ -16,7 +16,7 @@ from jaxnn import engine
 from jaxnn.advice import Advice, BatchSizePlan, DeviceFigures
 from jaxnn.engine import Trial
 from jaxnn.nn import BatchNorm, Conv
-from jaxnn.observe import product_flops, work_of
+from jaxnn.observe import Traced, Work
 from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.plans import CARDS, StepPlan, card_here, find_card
 from jaxnn.types import ConfigError, DataError
@@ -68,7 +68,7 @@ ENTRY %main (data: u8[1000,4], index: s32[8], table: f32[1000,4]) -> f32[16] {
 
 
 def test_work_counts_what_kernels_move():
-    work = work_of(HLO)
+    work = Work.of(HLO)
     rows, place = 8 * 4, 4
     gather = 8 * 4 + rows + rows  # the indices, the rows that are read and written
     convolution = rows + 16
@@ -94,7 +94,7 @@ def test_work_counts_what_kernels_move():
 )
 def test_collectives_count_their_results_and_what_must_be_sent(instruction, result, sent):
     hlo = "HloModule m, num_partitions=8\n\nENTRY %main (x: f32[16]) -> f32[16] {\n  %x = f32[16]{0} parameter(0)\n"
-    work = work_of(f"{hlo}  ROOT %done = {instruction}\n}}\n")
+    work = Work.of(f"{hlo}  ROOT %done = {instruction}\n}}\n")
     assert [size for _, size in work.collectives.values()] == [result] and work.sent == sent
     assert work.bytes == result + 64 * instruction.count("%x") and work.launches == 1
 
@@ -112,16 +112,16 @@ def test_work_is_a_lower_bound():
         "  %d = f32[1]{0} dynamic-slice(%c, %i), dynamic_slice_sizes={1}",
         "  ROOT %e = f32[] fusion(%c, %d, %i), kind=kInput, calls=%read\n}\n",
     ]
-    work = work_of("\n".join(lines))
+    work = Work.of("\n".join(lines))
     # The smaller branch; the slice and its place; an update that is read at once is not written.
     assert work.launches == 3 and work.bytes == 2 * 64 + (2 * 4 + 4) + (64 + 4 + 4 + 4)
     shapes = "(f4e2m1fn[8], u2[8], s1[8], token[], c64[2], f8e4m3fn[3], bf16[2]{0}, pred[3])"
-    made = work_of(f"ENTRY %main () -> f32[] {{\n  ROOT %r = {shapes} rng()\n}}")
+    made = Work.of(f"ENTRY %main () -> f32[] {{\n  ROOT %r = {shapes} rng()\n}}")
     assert made.bytes == 4 + 2 + 1 + 0 + 16 + 3 + 4 + 3
 
 
 def test_bounds_are_those_of_the_card():
-    card, work = CARDS["h100"], work_of(HLO)
+    card, work = CARDS["h100"], Work.of(HLO)
     memory = {"parameters": 3 * 2**30, "temporaries": 2**30}
     used, reasons = {"attention": ["xla"]}, ("attention without cudnn: it has no such mask",)
     plan = StepPlan(card, SINGLE_DEVICE, 8, 1, memory, work, {"bfloat16": 1e12}, used, reasons, 512, card.usable)
@@ -150,7 +150,7 @@ def test_bounds_are_those_of_the_card():
 def test_what_breaks_a_graph_leaves_its_short_ends_outside(middle, alone):
     kernels = [*["negate(%x)"] * 5, middle, *["negate(%x)"] * 4]
     body = "\n".join(f"  %k{number} = f32[16]{{0}} {kernel}" for number, kernel in enumerate(kernels))
-    work = work_of(f"ENTRY %main (x: f32[16]) -> f32[16] {{\n  %x = f32[16]{{0}} parameter(0)\n{body}\n}}\n")
+    work = Work.of(f"ENTRY %main (x: f32[16]) -> f32[16] {{\n  %x = f32[16]{{0}} parameter(0)\n{body}\n}}\n")
     assert work.launches == 10 and work.alone == alone
 
 
@@ -162,7 +162,7 @@ def test_a_gpu_at_hand_is_bounded_by_memory_and_launches(kind, monkeypatch):
     chip = Mock(platform="gpu", compute_capability="9.0", device_kind=kind, memory_stats=lambda: stats)
     card = card_here(chip)
     assert card == CARDS["h200"] if kind == "NVIDIA H200" else card.is_measured and card.memory == 6 * 2**30
-    plan = StepPlan(card, SINGLE_DEVICE, 8, 1, {}, work_of(HLO), {"bfloat16": 1e12}, {}, (), None, 6.0 * 2**30)
+    plan = StepPlan(card, SINGLE_DEVICE, 8, 1, {}, Work.of(HLO), {"bfloat16": 1e12}, {}, (), None, 6.0 * 2**30)
     assert {*plan.bounds} >= {"products", "memory", "launches"}
     room = "6.0 GiB, available here" if card.is_measured else "6.0 GiB, 4 % of the card"
     assert room in repr(plan) and "outside of CUDA graphs" in repr(plan)
@@ -171,7 +171,8 @@ def test_a_gpu_at_hand_is_bounded_by_memory_and_launches(kind, monkeypatch):
 
 
 def flops_of(function: Any, *shapes: tuple[int, ...]) -> float:
-    return sum(product_flops(function, *(jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)).values())
+    arrays = (jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)
+    return sum(Traced(function, *arrays).product_flops().values())
 
 
 def test_operations_of_products_are_exact():
@@ -186,18 +187,18 @@ def test_operations_of_products_are_exact():
 
     assert flops_of(unused, (4, 4)) == 3 * 2 * 4**3
     mixed = lambda x: (x @ x).astype("bfloat16") @ jnp.ones((4, 4), "bfloat16")  # noqa: E731
-    assert product_flops(mixed, np.ones((4, 4), np.float32)) == {"float32": 128, "bfloat16": 128}
+    assert Traced(mixed, np.ones((4, 4), np.float32)).product_flops() == {"float32": 128, "bfloat16": 128}
     for implementation in ("xla", "channels_last"):
         layer = Conv(8, (3, 3), strides=2, implementation=implementation)
         images = jax.ShapeDtypeStruct((4, 10, 10, 3), np.float32)
         params = jax.eval_shape(layer.init, jax.random.key(0), images)
         loss = lambda params, images, layer=layer: layer.apply(params, images).sum()  # noqa: E731
         forward = 2 * 4 * 5 * 5 * 9 * 3 * 8
-        assert sum(product_flops(loss, params, images).values()) == pytest.approx(forward)
+        assert sum(Traced(loss, params, images).product_flops().values()) == pytest.approx(forward)
         step = jax.value_and_grad(loss)
-        assert sum(product_flops(step, params, images).values()) == pytest.approx(2 * forward)
+        assert sum(Traced(step, params, images).product_flops().values()) == pytest.approx(2 * forward)
         members = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((3, *leaf.shape), leaf.dtype), (params, images))
-        assert sum(product_flops(jax.vmap(step), *members).values()) == pytest.approx(3 * 2 * forward)
+        assert sum(Traced(jax.vmap(step), *members).product_flops().values()) == pytest.approx(3 * 2 * forward)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxnn as jn
-from jaxnn.parallel import make_layout
+from jaxnn.parallel import Layout
 from jaxnn.record import Checkpoints, find_damage
 from jaxnn.types import RecordError, TrainState
 from tests import draws, shell, tiny
@@ -87,7 +87,7 @@ def placed(name: str, step: int) -> TrainState:
     """A state as it is placed under a layout."""
     state = make_state(step)
     specs = {"kernel": P(), "bias": P(), "square": P(None, "model")}
-    shardings = make_layout(**LAYOUTS[name]).state_shardings(jax.eval_shape(lambda: state), specs)
+    shardings = Layout.make(**LAYOUTS[name]).state_shardings(jax.eval_shape(lambda: state), specs)
     placed: TrainState = jax.device_put(state, shardings)
     return placed
 

@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
+from jaxnn._disk import write_json
 from jaxnn.cli import command as main
-from jaxnn.record import Checkpoints, Record, is_locked, open_record, read_metrics, rewind_metrics, write_json
+from jaxnn.record import Checkpoints, Record, RecordReader
 from jaxnn.types import RecordError, TrainState
 from tests import swept, tiny
 from tests.record.files import contents
@@ -64,7 +65,7 @@ def test_metrics_are_cut_where_their_damage_begins(undamaged, tmp_path, damage, 
     whole, file = (undamaged / "metrics.jsonl").read_bytes(), tmp_path / "metrics.jsonl"
     file.write_bytes(found := b"".join(damage(whole.splitlines(keepends=True))))
     noted = {"lines": 4, "sha256": hashlib.sha256(whole).hexdigest()}
-    kept, digest, message = rewind_metrics(Record(tmp_path, None), lambda line: 20, noted, "step 20", (0,))
+    kept, digest, message = Record(tmp_path, None).rewind(lambda line: 20, noted, "step 20", (0,))
     assert [line["step"] for line in kept] == [line["step"] for line in tiny.lines(tmp_path)] == left
     assert (digest.lines, digest.sha256) == (len(left), hashlib.sha256(file.read_bytes()).hexdigest())
     assert message is not None and f"{file} is damaged up to step 20" in message and words in message
@@ -89,7 +90,7 @@ def test_lines_without_their_member_are_damage(tmp_path):
     lines = '{"step": 5, "member": 0}', '{"step": 5, "mdmber": 1}', '{"step": 5, "member": 7}'
     (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     noted = {"lines": 2, "sha256": ""}
-    kept, digest, message = rewind_metrics(Record(path, None), lambda x: [5, 5][x["member"]], noted, "group 1", (0, 1))
+    kept, digest, message = Record(path, None).rewind(lambda x: [5, 5][x["member"]], noted, "group 1", (0, 1))
     assert kept == [{"step": 5, "member": 0}] and digest.lines == 1
     assert message is not None and "1 of 2 lines are lost" in message
     assert message.endswith(f"the original file is {path}/metrics.damaged-1.jsonl")
@@ -230,7 +231,7 @@ def failing(number: int) -> Any:
 
 
 def test_files_that_do_not_fit_leave_the_old_ones(tmp_path, monkeypatch):
-    with open_record(tmp_path) as record:
+    with Record.open(tmp_path) as record:
         record.report({"step": 1, "member": 0})
         record.write("record.json", {"status": "running"})
         with limited(20), pytest.raises(RecordError, match=r"metrics\.jsonl cannot be written \(File too large\)"):
@@ -246,7 +247,7 @@ def test_files_that_do_not_fit_leave_the_old_ones(tmp_path, monkeypatch):
         with (tmp_path / "record.json").open() as reader:
             record.write("record.json", {"status": "finished"})
             assert json.load(reader) == {"status": "running"}, "a reader sees the old file or the new one"
-    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
+    assert [line["step"] for line in RecordReader(tmp_path).lines()] == [1, 2]
     assert json.loads((tmp_path / "record.json").read_text()) == {"status": "finished"}
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "metrics.jsonl", "record.json"]
 
@@ -260,7 +261,7 @@ def test_paths_that_cannot_be_written_are_named(tmp_path):
     with pytest.raises(RecordError, match=r"could not be written to .*run/checkpoints \(Not a directory\)"):
         Checkpoints(tmp_path / "run" / "checkpoints").save(1, state_of(8), {})
     (tmp_path / ".lock").mkdir()
-    with pytest.raises(RecordError, match=r"\.lock cannot be written \(Is a directory\)"), open_record(tmp_path):
+    with pytest.raises(RecordError, match=r"\.lock cannot be written \(Is a directory\)"), Record.open(tmp_path):
         pass
     with pytest.raises(TypeError):
         write_json(tmp_path / "run", {"bad": object()})
@@ -310,7 +311,7 @@ def test_unwritable_last_checkpoint_fails_the_run(tmp_path, monkeypatch):
         with pytest.raises(RecordError, match="mine"):
             end()
         facts = tiny.read(path)
-        assert facts["status"] == facts["summary"]["status"] == "failed" and not is_locked(path)
+        assert facts["status"] == facts["summary"]["status"] == "failed" and not RecordReader(path).is_locked
         assert (path / "compiles.json").is_file()
 
 
@@ -336,5 +337,5 @@ def test_first_error_is_raised_and_not_a_later_one_of_the_disk(tmp_path, monkeyp
         with pytest.raises(ZeroDivisionError, match="of the user's code"):
             train()
         monkeypatch.undo()
-    assert not is_locked(tmp_path / "run") and not is_locked(path)
+    assert not RecordReader(tmp_path / "run").is_locked and not RecordReader(path).is_locked
     assert jn.sweep(tiny.experiment(), resume=path, progress="none", devices=1).status == "finished"

@@ -13,37 +13,40 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
-from jaxnn import record
-from jaxnn.record import is_locked, jsonable, open_record, write_json
+from jaxnn._disk import write_json
+from jaxnn._fingerprints import data_fingerprint
+from jaxnn._json import config_from_json, config_json, jsonable
+from jaxnn._provenance import git_state
+from jaxnn.record import Record, RecordReader
 from jaxnn.types import ConfigError, RecordError
 from tests import tiny
 from tests.record.files import contents
 
 
 def test_json_has_nan_and_infinities_by_name(tmp_path):
-    with open_record(tmp_path) as opened:
+    with Record.open(tmp_path) as opened:
         opened.report({"member": 0, "step": 1, "train_loss": math.nan, "test_loss": -math.inf, "rate": np.float32(0.5)})
     (text,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     # parse_constant is called for NaN and infinities, which are not JSON.
     found = json.loads(text, parse_constant=pytest.fail)
     assert found == {"member": 0, "step": 1, "train_loss": "nan", "test_loss": "-inf", "rate": 0.5}
-    (line,) = record.read_metrics(tmp_path)
+    (line,) = RecordReader(tmp_path).lines()
     assert math.isnan(line["train_loss"]) and line["test_loss"] == -math.inf
     plain = jsonable({"a": (1, np.int64(2), np.bool_(True), None, True, Path("x/y")), 3: [np.float32(0.5)]})
     assert json.dumps(plain) == '{"a": [1, 2, true, null, true, "x/y"], "3": [0.5]}'
 
 
 def test_torn_last_line_is_dropped_and_damaged_ones_are_named(tmp_path):
-    assert record.read_metrics(tmp_path) == []
+    assert RecordReader(tmp_path).lines() == []
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "member": 0}\n{"step": 2, "member": 0}\n{"step": 3, "train_l')
-    assert [line["step"] for line in record.read_metrics(tmp_path)] == [1, 2]
+    assert [line["step"] for line in RecordReader(tmp_path).lines()] == [1, 2]
     for text, words in (
         ('{"step": 1, "member": 0}\n{"st\n{"step": 3}\n', "line 2 .Unterminated string"),
         ("\xff\n", "line 1 .*can't decode"),
     ):
         (tmp_path / "metrics.jsonl").write_bytes(text.encode("latin-1"))
         with pytest.raises(RecordError, match=rf"metrics\.jsonl is damaged in .*{words}.*: delete that line"):
-            record.read_metrics(tmp_path)
+            RecordReader(tmp_path).lines()
 
 
 BUSY = r"another process is writing the run directory .*: wait for it, or choose another --run-dir\."
@@ -54,9 +57,9 @@ def test_second_writer_is_refused_and_changes_nothing(tmp_path):
     tiny.fit(short, path)
     jn.sweep(short, points, run_dir=tmp_path / "sweep", **tiny.MEMBERS)
     before = contents(tmp_path)
-    with open_record(path), open_record(tmp_path / "sweep"):
+    with Record.open(path), Record.open(tmp_path / "sweep"):
         for call in (
-            lambda: open_record(path).__enter__(),
+            lambda: Record.open(path).__enter__(),
             lambda: tiny.fit(short, path),
             lambda: tiny.fit(short, resume=path),
             lambda: jn.sweep(short, points, run_dir=path, **tiny.HOW),
@@ -66,10 +69,10 @@ def test_second_writer_is_refused_and_changes_nothing(tmp_path):
             with pytest.raises(RecordError, match=BUSY):
                 call()
     assert contents(tmp_path) == before
-    with pytest.raises(ZeroDivisionError), open_record(path):
-        assert is_locked(path)
+    with pytest.raises(ZeroDivisionError), Record.open(path):
+        assert RecordReader(path).is_locked
         raise ZeroDivisionError
-    assert not is_locked(path), "the lock was not released after an error"
+    assert not RecordReader(path).is_locked, "the lock was not released after an error"
 
 
 def test_directory_taken_just_before_the_lock_is_not_overwritten(tmp_path, monkeypatch):
@@ -87,15 +90,15 @@ def test_directory_taken_just_before_the_lock_is_not_overwritten(tmp_path, monke
 
 
 def test_occupied_directory_is_refused_and_an_empty_one_taken(tmp_path):
-    assert record.create_run_dir(tmp_path) == tmp_path
-    assert record.create_run_dir(tmp_path / "a" / "b").is_dir()
-    paths = {record.new_run_dir("tiny", tmp_path) for _ in range(3)}
+    assert Record.create(tmp_path) == tmp_path
+    assert Record.create(tmp_path / "a" / "b").is_dir()
+    paths = {Record.unused_path("tiny", tmp_path) for _ in range(3)}
     assert len(paths) == 3 and all(path.parent == tmp_path / "tiny" for path in paths)
     # A process that was killed at its start leaves these.
     (path := tmp_path / "killed").mkdir()
     for name in (".lock", "metrics.jsonl", ".record.json.7"):
         (path / name).write_text("")
-    assert record.create_run_dir(path) == path
+    assert Record.create(path) == path
     (path / "metrics.jsonl").write_text("{}\n")
     (tmp_path / "notes.txt").write_text("mine")
     for taken, words in (
@@ -105,7 +108,7 @@ def test_occupied_directory_is_refused_and_an_empty_one_taken(tmp_path):
         (tmp_path / "notes.txt" / "run", "cannot be written .*Not a directory"),
     ):
         with pytest.raises(RecordError, match=words):
-            record.create_run_dir(taken)
+            Record.create(taken)
 
 
 def test_run_ends_if_its_directory_disappears(tmp_path):
@@ -115,7 +118,7 @@ def test_run_ends_if_its_directory_disappears(tmp_path):
             if report.step == 10:
                 shutil.rmtree(path)
     assert not path.exists(), "half a record was left"
-    with pytest.raises(RecordError, match=r"its \.lock deleted"), open_record(tmp_path) as opened:
+    with pytest.raises(RecordError, match=r"its \.lock deleted"), Record.open(tmp_path) as opened:
         (tmp_path / ".lock").unlink()
         (tmp_path / ".lock").touch()
         opened.report({"step": 1})
@@ -135,7 +138,7 @@ def test_damaged_and_missing_records_are_named_in_one_line(tmp_path):
         if text is not None:
             (tmp_path / "record.json").write_bytes(text.encode("latin-1"))
         with pytest.raises(RecordError, match="holds no record" if text is None else r"d\.json cannot .*damaged\.$"):
-            record.read_run(tmp_path)
+            RecordReader(tmp_path).run_facts()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,19 +165,19 @@ def test_config_survives_its_record(tmp_path):
         Config(rate=math.inf, clip=-math.inf),
         Config(batch_size=np.int64(4), rate=np.float64(0.25)),  # type: ignore[arg-type]
     ):
-        record.write_json(tmp_path / "config.json", record.config_json(config))
+        write_json(tmp_path / "config.json", config_json(config))
         read = json.loads((tmp_path / "config.json").read_text())
-        assert record.config_from_json(read, Config()) == config
+        assert config_from_json(read, Config()) == config
     # A dataclass that is None by default has the shape of the experiment's.
     config = Config(optional=Inner(4))
-    assert record.config_from_json(record.config_json(config), Config(optional=Inner())) == config
+    assert config_from_json(config_json(config), Config(optional=Inner())) == config
 
 
 def test_fields_that_do_not_fit_are_named():
     for call, words in (
-        (lambda: record.config_json(Config(word=np.tanh)), "'word' holds <ufunc 'tanh'>.*build the object"),
-        (lambda: record.config_from_json({"momentum": 0.9}, Config()), "'momentum', which this experiment lacks"),
-        (lambda: record.config_from_json({"optional": {"width": 4}}, Config()), "a dataclass in 'optional'.* None"),
+        (lambda: config_json(Config(word=np.tanh)), "'word' holds <ufunc 'tanh'>.*build the object"),
+        (lambda: config_from_json({"momentum": 0.9}, Config()), "'momentum', which this experiment lacks"),
+        (lambda: config_from_json({"optional": {"width": 4}}, Config()), "a dataclass in 'optional'.* None"),
     ):
         with pytest.raises(ConfigError, match=words):
             call()
@@ -188,18 +191,18 @@ def git(folder: Path, *words: str) -> str:
 
 def test_git_state_is_none_then_clean_then_dirty(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert record.git_state(tmp_path) is None
+    assert git_state(tmp_path) is None
     git(tmp_path, "init", "-q")
-    assert record.git_state(tmp_path) is None, "a repository without a commit"
+    assert git_state(tmp_path) is None, "a repository without a commit"
     (tmp_path / "file").write_text("1")
     git(tmp_path, "add", "file")
     git(tmp_path, "commit", "-q", "-m", "first")
     head = git(tmp_path, "rev-parse", "HEAD")
-    assert record.git_state(tmp_path) == {"commit": head, "dirty": False}
+    assert git_state(tmp_path) == {"commit": head, "dirty": False}
     (tmp_path / "file").write_text("2")
-    assert record.git_state(tmp_path) == {"commit": head, "dirty": True}
+    assert git_state(tmp_path) == {"commit": head, "dirty": True}
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert record.git_state(tmp_path) is None, "without git"
+    assert git_state(tmp_path) is None, "without git"
 
 
 def test_fingerprint_of_data_changes_with_one_pixel_label_or_split():
@@ -209,7 +212,7 @@ def test_fingerprint_of_data_changes_with_one_pixel_label_or_split():
     flat = images.reshape(6, 16)
 
     def digest(*splits: tuple[np.ndarray, np.ndarray]) -> str:
-        return record.data_fingerprint(jn.data.arrays(*splits))
+        return data_fingerprint(jn.data.arrays(*splits))
 
     same = digest((images, labels), (images, labels))
     assert digest((images.copy(), labels.copy()), (images, labels)) == same

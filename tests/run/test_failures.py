@@ -19,7 +19,7 @@ import optax
 import pytest
 
 import jaxnn as jn
-from jaxnn.record import is_locked, read_metrics
+from jaxnn.record import RecordReader
 from jaxnn.types import RecordError, TrainingError
 from tests import processes, shell, tiny
 from tests.record.files import contents
@@ -55,8 +55,8 @@ def test_nonfinite_loss_ends_fit_and_iterate_and_names_the_step(tmp_path):
     with pytest.raises(TrainingError, match=words):
         tiny.fit(exploding(22), path, checkpoint_every=10)
     for num_resumes in range(2):
-        assert saved(path) == [10, 20] and not is_locked(path)
-        facts, lines = tiny.read(path), read_metrics(path)
+        assert saved(path) == [10, 20] and not RecordReader(path).is_locked
+        facts, lines = tiny.read(path), RecordReader(path).lines()
         assert facts["status"] == facts["summary"]["status"] == "diverged"
         assert [entry["step"] for entry in facts.get("resumed", ())] == [20] * num_resumes
         assert [line["step"] for line in lines] == [5, 10, 15, 20, 25]
@@ -73,14 +73,13 @@ def test_nonfinite_loss_ends_fit_and_iterate_and_names_the_step(tmp_path):
 
 def infinite(bad_step: int) -> jn.Experiment[tiny.Config]:
     """A loss that is infinite at one step, with finite gradients."""
-    task = jn.tasks.classification(tiny.MODEL)
 
     def loss(params: Any, state: Any, *args: Any) -> Any:
-        value, (_, metrics) = task.loss(params, {}, *args)
+        value, (_, metrics) = tiny.TASK.loss(params, {}, *args)
         return value + jnp.where(state["step"] == bad_step, jnp.inf, 0.0), ({"step": state["step"] + 1}, metrics)
 
-    init = lambda *args: (task.init(*args)[0], {"step": jnp.int32(1)})  # noqa: E731
-    return tiny.experiment(task=lambda config: task._replace(init=init, loss=loss))
+    init = lambda *args: (tiny.TASK.init(*args)[0], {"step": jnp.int32(1)})  # noqa: E731
+    return tiny.experiment(task=lambda config: tiny.TASK._replace(init=init, loss=loss))
 
 
 @pytest.mark.parametrize(
@@ -116,8 +115,8 @@ def test_exception_in_user_code_and_second_signal_end_a_run_at_once(whole, tmp_p
         tiny.fit(tiny.acting(15, action), path, resident=False, checkpoint_every=5)
     except error:  # which is not that of the run within
         facts = tiny.read(path)
-        assert facts["status"] == facts["summary"]["status"] == status and not is_locked(path)
-        assert [line["step"] for line in read_metrics(path)] == [5, 10, 15]
+        assert facts["status"] == facts["summary"]["status"] == status and not RecordReader(path).is_locked
+        assert [line["step"] for line in RecordReader(path).lines()] == [5, 10, 15]
         resumed = tiny.fit(tiny.experiment(), resume=path, resident=False)
     assert tiny.read(path)["status"] == "finished"
     chex.assert_trees_all_equal(resumed.state.params, whole.state.params)

@@ -21,7 +21,8 @@ from flax import linen
 from PIL import Image
 
 import jaxnn as jn
-from jaxnn.record import MLflow, TensorBoard, WandB, WriterFacts, draw_picture, is_locked
+from jaxnn._figures import draw_picture
+from jaxnn.record import MLflow, RecordReader, TensorBoard, WandB, WriterFacts
 from tests import processes, tiny
 
 
@@ -239,7 +240,7 @@ def test_leaving_the_loop_saves_and_can_be_resumed(whole, tmp_path, error):
     assert int(iteration.run.state.step) == facts["summary"]["step"] == 15
     assert sorted(folder.name for folder in (path / "checkpoints").iterdir()) == ["10", "15"]
     assert int(iteration.run.best_state().step) == 10, "a state is ranked by the metrics of its step"
-    assert not is_locked(path)
+    assert not RecordReader(path).is_locked
     resumed = tiny.fit(whole.experiment, resume=path)
     chex.assert_trees_all_equal(resumed.state.params, whole.state.params)
     np.testing.assert_array_equal(resumed.metrics["train_loss"], whole.metrics["train_loss"])

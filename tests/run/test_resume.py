@@ -13,14 +13,14 @@ import optax
 import pytest
 
 import jaxnn as jn
+from jaxnn._disk import write_json
+from jaxnn._fingerprints import changed_parts
+from jaxnn._json import check_same_config, config_json, jsonable
 from jaxnn.engine import programs_of, recorded_options, with_changes
-from jaxnn.record import changed_parts, config_json, jsonable, write_json
-from jaxnn.run import check_same_config, continued_options
+from jaxnn.run import continued_options
 from tests import tiny
 from tests.engine.test_extensions import Table
 from tests.record.files import contents, flip, untimed
-
-TASK = jn.tasks.classification(tiny.MODEL)
 
 
 @pytest.fixture
@@ -159,9 +159,9 @@ def test_config_with_nan_equals_its_record():
     check_same_config(jsonable(config_json(config)), config, "run", Path("there"))
 
 
-COUNTED = TASK._replace(evaluate=lambda *given: dict.fromkeys(("loss", "accuracy", "count"), given[2].mask.sum()))
+COUNTED = tiny.TASK._replace(evaluate=lambda *given: dict.fromkeys(("loss", "accuracy", "count"), given[2].mask.sum()))
 SHIFTED = jn.data.with_augmentation(tiny.splits(), lambda key, batch: batch._replace(inputs=batch.inputs + 1))
-DERIVED = TASK._replace(derive_metrics=lambda means: {**means, "z": 1.0})
+DERIVED = tiny.TASK._replace(derive_metrics=lambda means: {**means, "z": 1.0})
 CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "nothing": ({}, []),
     "augmentation": ({"data": SHIFTED}, ["the order or augmentation of the data"]),

@@ -16,9 +16,9 @@ import pytest
 from matplotlib.figure import Figure
 
 import jaxnn as jn
+from jaxnn._disk import write_json
 from jaxnn.engine import programs_of
-from jaxnn.parallel import make_layout
-from jaxnn.record import read_metrics, write_json
+from jaxnn.parallel import Layout
 from jaxnn.types import ConfigError, RecordError
 from tests import draws, shell, tiny
 from tests.record.files import contents
@@ -127,7 +127,7 @@ def test_record_is_complete(run):
     assert summary["metrics"] == pytest.approx(dict(run.final)) and summary["step"] == 60
     assert {"train", "compile", "evaluation", "checkpoint"} <= set(summary["seconds"])
     assert summary["throughput"]["num_windows"] == 12 and summary["examples_per_second"] > 0
-    lines = read_metrics(run.dir)
+    lines = tiny.lines(run.dir)
     for name, values in run.metrics.items():
         np.testing.assert_array_equal([line.get(name, math.nan) for line in lines], values)
     # Float32: kernel 3 × 3 and bias 3, momentum of the same; 37 inputs of 3 and 37 int32 labels.
@@ -138,7 +138,7 @@ def test_record_is_complete(run):
 
 @pytest.mark.several_devices
 def test_fingerprint_does_not_depend_on_how_a_run_is_computed(run):
-    layout = make_layout(strategy="data", devices=4)
+    layout = Layout.make(strategy="data", devices=4)
     fingerprint = programs_of(run.experiment, tiny.splits(), resident=False, layout=layout).fingerprint()
     assert tiny.read(run.dir)["groups"][0]["fingerprint"] == fingerprint
 

@@ -18,8 +18,8 @@ import optax
 import pytest
 
 import jaxnn as jn
+from jaxnn._clock import Clock
 from jaxnn.engine import Flight, Stall
-from jaxnn.observe import Clock
 from jaxnn.record import Checkpoints
 from jaxnn.run import Watch, speed_hint, watching
 from tests import tiny
@@ -244,8 +244,9 @@ SLOW = {1: 0.0712, 2: 0.95}
 def hint(measured: dict[int, float], num_convolutions: int = 2, steps_per_call: int = 1, **used: str) -> str:
     """The hint, if any, after these seconds per step were measured for each number of steps per call."""
     programs = types.SimpleNamespace(
-        plain_convolutions=num_convolutions,
-        implementations={name: [one] for name, one in used.items()},
+        traced_step=types.SimpleNamespace(
+            plain_convolutions=num_convolutions, implementations={name: [one] for name, one in used.items()}
+        ),
         layout=types.SimpleNamespace(num_devices=1),
     )
     plan = types.SimpleNamespace(steps_per_call=steps_per_call)

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from jaxnn.record import draw_curves
+from jaxnn._figures import draw_curves
 from jaxnn.sweeps import Sweep, compare, mean_difference, mean_interval, seeds_needed
 from jaxnn.types import ConfigError, RecordError
 from tests import swept, tiny

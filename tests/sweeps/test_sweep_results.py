@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxnn import record
-from jaxnn.record import json_line
+from jaxnn._json import json_line
+from jaxnn.record import Record
 from jaxnn.sweeps import Sweep, open_sweep
 from jaxnn.types import ConfigError, RecordError
 from tests import swept, tiny
@@ -31,10 +31,6 @@ def edited(sweep: Sweep, *positions: int, **changes: Any) -> Sweep:
     chosen = positions or range(len(sweep.members))
     changed = {position: dataclasses.replace(sweep.members[position], **changes) for position in chosen}
     return dataclasses.replace(sweep, members=tuple(changed.get(i, member) for i, member in enumerate(sweep.members)))
-
-
-def numbers(sweep: Sweep) -> list[int]:
-    return [member.index for member in sweep.members]
 
 
 def test_record_is_read_with_its_values_as_they_were(grid, tmp_path):
@@ -61,7 +57,7 @@ def test_killed_sweep_reads_as_interrupted_without_its_torn_last_line(tmp_path):
     path = swept.write(tmp_path / "s", lines, status="running", summary=None)
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"member": 1, "st')
-    with record.open_record(path):
+    with Record.open(path):
         running = open_sweep(path)
     assert running.status == running.members[1].status == "running" and running.summary == {}
     killed = open_sweep(path)
@@ -155,7 +151,7 @@ def test_members_are_selected_by_their_fields(grid):
         ({"model.dropout": 0.0, "seed": 1}, [1, 4]),
     ]
     for fields, expected in selections:
-        assert numbers(grid.select(**fields)) == expected
+        assert swept.indices(grid.select(**fields)) == expected
 
 
 def test_selection_is_a_sweep_with_values_and_curves(grid, tmp_path):
@@ -170,15 +166,15 @@ def test_selection_is_a_sweep_with_values_and_curves(grid, tmp_path):
     assert {line["member"] for line in left.lines} == {3, 4, 5}
     assert left.curves("test_loss")[1].shape == (3, 2) and left.select(seed=1).values("test_loss") == [0.7]
     sweep = swept.sweep(tmp_path / "s", {(True,): 1.0, (False,): 2.0}, "nesterov")
-    assert numbers(sweep.select(nesterov=True)) == [0]
+    assert swept.indices(sweep.select(nesterov=True)) == [0]
     with pytest.raises(ConfigError, match="no member has nesterov = 1: there are True, False"):
         sweep.select(nesterov=1)
 
 
 def test_near_values_are_selected_apart_if_they_are_given_exactly(tmp_path):
     near = swept.sweep(tmp_path / "n", {(0.1,): 1.0, (0.1000001,): 2.0, (np.nextafter(0.1, 1),): 3.0}, "learning_rate")
-    assert numbers(near.select(learning_rate=0.1)) == [0]
-    assert numbers(near.select(learning_rate=0.10000005)) == [0, 1, 2]
+    assert swept.indices(near.select(learning_rate=0.1)) == [0]
+    assert swept.indices(near.select(learning_rate=0.10000005)) == [0, 1, 2]
 
 
 def test_groups_have_mean_deviation_and_interval(grid, tmp_path):
@@ -206,7 +202,7 @@ def test_groups_have_mean_deviation_and_interval(grid, tmp_path):
     lines = [swept.member(index, {"model": {"dropout": rate}}, rate) for index, rate in enumerate((0.1, 0.2, 0.2))]
     dataclass_values = open_sweep(swept.write(tmp_path / "s", lines))
     assert [row.n for row in dataclass_values.group().rows] == [1, 1]
-    assert numbers(dataclass_values.select(**{"model.dropout": 0.2})) == [1, 2]
+    assert swept.indices(dataclass_values.select(**{"model.dropout": 0.2})) == [1, 2]
 
 
 def test_best_group_lost_no_member_if_there_is_one(grid):
@@ -268,7 +264,7 @@ def test_table_has_the_best_first_and_the_lost_last(grid, tmp_path):
     sweep = swept.sweep(tmp_path / "s", {(rate,): 1.0 + rate for rate in rates}, "learning_rate")
     assert "learning_rate 3.16228e-05" in repr(sweep) and "0.0316228" in repr(sweep.group())
     for index, rate in {row[0]: float(row[1]) for row in sweep.table().rows}.items():
-        assert numbers(sweep.select(learning_rate=rate)) == [int(index)], "a printed value selects its member"
+        assert swept.indices(sweep.select(learning_rate=rate)) == [int(index)], "a printed value selects its member"
     widths = swept.sweep(tmp_path / "w", {((8,),): 1.0, ((4, 2),): 2.0}, "features")
     assert [row[1] for row in widths.table().rows] == ["(8,)", "(4, 2)"]
 

@@ -17,10 +17,11 @@ import optax
 import pytest
 
 import jaxnn as jn
-from jaxnn.record import Checkpoints, is_sweep, open_record, write_json
+from jaxnn._disk import write_json
+from jaxnn.record import Checkpoints, Record, RecordReader
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import shell, tiny
-from tests.swept import EXPERIMENT, POINTS
+from tests.swept import EXPERIMENT, POINTS, indices
 
 LANES: dict[str, Any] = {**tiny.HOW, "vmap_size": 2}
 # Of the last the experiment cannot be built.
@@ -186,10 +187,6 @@ def sweep(points: jn.search.Points = POINTS, **options: Any) -> jn.Sweep:
     return jn.sweep(EXPERIMENT, points, **{**HOW, **options})
 
 
-def indices(sweep: jn.Sweep) -> list[int]:
-    return [member.index for member in sweep.members]
-
-
 def planned(shard: str, **axes: Any) -> tuple[list[int], list[list[int]]]:
     """The numbers of the members of a shard, and of those of each of its groups."""
     plan = plan_sweep(tiny.experiment(), jn.grid(**axes), SweepOptions(shard=shard))
@@ -205,7 +202,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert first.status == "finished" and first.dir == path / "shards" / "2-of-2"
     words = "sweep --shard 1/2 --steps-per-call 5 --report-every 5 --eval-every 10 --vmap-size 2 --devices 1"
     # Shards hold locks of their own; no values are needed to start another from the shell.
-    with open_record(first.dir):
+    with Record.open(first.dir):
         jn.main(EXPERIMENT, [*words.split(), "--progress", "none", "--resume", str(path)])
         with pytest.raises(jn.RecordError, match="another process is writing"):
             sweep(resume=path, shard="2/2")
@@ -233,7 +230,7 @@ def test_shards_are_disjoint_and_cover_the_sweep():
 
 def test_shards_read_as_the_sweep_in_one_process(shared, finished):
     shards = jn.open_sweep(shared, EXPERIMENT)
-    assert is_sweep(shared) and shards.status == "finished" and indices(shards) == list(range(8))
+    assert RecordReader(shared).is_sweep and shards.status == "finished" and indices(shards) == list(range(8))
     assert_equal(shards, finished, 1e-5)
     assert shards.axes == finished.axes and len(shards.lines) == len(finished.lines)
     assert shards.summary["member_steps"] == finished.summary["member_steps"] == 240
@@ -256,7 +253,7 @@ def test_finished_shard_is_resumed_by_the_call_that_started_it(half):
     found = jn.open_sweep(half)
     assert found.status == "interrupted" and indices(found) == list(range(8))
     assert [member.status for member in found.members] == ["waiting", "finished"] * 4
-    with open_record(shard):
+    with Record.open(shard):
         write_json(shard / "record.json", tiny.read(shard) | {"status": "running"})
         assert jn.open_sweep(half).status == "running"
     assert jn.open_sweep(half).status == "interrupted"

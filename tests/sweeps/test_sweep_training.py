@@ -249,8 +249,7 @@ def test_resumed_sweep_keeps_its_devices_and_reports_changes(tmp_path, capsys):
     other = jn.data.arrays(train=tiny.points(37, 2), test=tiny.points(23, 1))
     with pytest.raises(jn.RecordError, match="the data are not those"):
         resume(path, tiny.experiment(data=other))
-    task = jn.tasks.classification(tiny.MODEL)
-    task = task._replace(derive_metrics=lambda means: {**means, "error": 1 - means["accuracy"]})
+    task = tiny.TASK._replace(derive_metrics=lambda means: {**means, "error": 1 - means["accuracy"]})
     changed = tiny.experiment(task=lambda config: task)
     resume(path, changed, progress="plain", writers=(Ending(1),))
     printed = capsys.readouterr().out

@@ -16,13 +16,12 @@ from tests import draws, tiny
 from tests.tiny import nats
 
 BATCH = jn.Batch(*tiny.points(8), np.ones(8, np.float32))
-CLASSES = jn.tasks.classification(tiny.MODEL)
 SGD = optax.sgd(0.1)
 
 
 def evaluating(value: Callable[[jax.Array, jax.Array], Any]) -> jn.Task:
     """The linear classifier with ``value(nats [batch], mask [batch])`` as the loss of its evaluation."""
-    return CLASSES._replace(
+    return tiny.TASK._replace(
         evaluate=lambda params, state, batch, key: {
             "loss": value(nats(params, batch), batch.mask),
             "count": batch.mask.sum(),
@@ -32,7 +31,7 @@ def evaluating(value: Callable[[jax.Array, jax.Array], Any]) -> jn.Task:
 
 def losing(value: Callable[..., jax.Array]) -> jn.Task:
     """The linear classifier that minimises ``value(params, batch)``."""
-    return CLASSES._replace(loss=lambda params, state, batch, key: (value(params, batch), (state, {})))
+    return tiny.TASK._replace(loss=lambda params, state, batch, key: (value(params, batch), (state, {})))
 
 
 @jax.custom_batching.custom_vmap
@@ -69,11 +68,11 @@ def test_the_check_of_what_a_task_does_wrong_fails(name):
 @pytest.mark.slow
 def test_right_tasks_pass_every_check():
     every = (*jn.testing.TASK_CHECKS, "padded step")
-    assert check_task(CLASSES, BATCH, checks=every) == dict.fromkeys(every, "passed")
+    assert check_task(tiny.TASK, BATCH, checks=every) == dict.fromkeys(every, "passed")
 
 
 def step(state: Any, batch: jn.Batch) -> Any:
-    return jn.steps.make_train_step(CLASSES, SGD)(state, batch)
+    return jn.steps.make_train_step(tiny.TASK, SGD)(state, batch)
 
 
 def widened(state: Any, batch: jn.Batch) -> Any:
@@ -90,7 +89,7 @@ def of_the_first(state: Any, batch: jn.Batch) -> Any:
 
 @pytest.mark.parametrize(("wrong", "check"), [(widened, "trace"), (of_the_first, "vmap")])
 def test_the_check_of_what_a_step_does_wrong_fails(wrong, check):
-    state = jn.steps.init_train_state(CLASSES, SGD, jax.random.key(0), BATCH)
+    state = jn.steps.init_train_state(tiny.TASK, SGD, jax.random.key(0), BATCH)
     assert check_step(step, state, BATCH, checks=(check,)) == {check: "passed"}
     with pytest.raises(ConformanceError, match=f"\n{check}: "):
         check_step(wrong, state, BATCH, checks=(check,))
@@ -132,9 +131,9 @@ def test_right_layers_pass_every_check():
 
 @pytest.mark.slow
 def test_keys_of_any_kind_and_place_are_kept():
-    keyed = CLASSES._replace(
+    keyed = tiny.TASK._replace(
         init=lambda key, batch: (tiny.init(key, batch.inputs), {"own": jax.random.key(1, impl="rbg")}),
-        evaluate=jn.Task(CLASSES.init).evaluate,
+        evaluate=jn.Task(tiny.TASK.init).evaluate,
     )
     results = check_task(keyed, BATCH, checks=("vmap", "trace", "padding", "sums"))
     assert [results[check] for check in ("vmap", "trace")] == ["passed"] * 2
@@ -145,7 +144,7 @@ def test_keys_of_any_kind_and_place_are_kept():
         return after._replace(key=jax.random.split(state.key)[0]), metrics
 
     for key in (jax.random.PRNGKey(0), jax.random.key(0, impl="rbg")):
-        state = jn.steps.init_train_state(CLASSES, SGD, jax.random.key(0), BATCH)._replace(key=key)
+        state = jn.steps.init_train_state(tiny.TASK, SGD, jax.random.key(0), BATCH)._replace(key=key)
         assert set(check_step(split, state, BATCH, checks=("trace", "vmap")).values()) == {"passed"}
 
 
@@ -162,7 +161,7 @@ def test_layers_without_forward_mode_with_odd_batches_and_integer_outputs_pass()
 # A call, and two words that tell the mistake.
 MISUSED = {
     "a model as a task": (lambda: check_task(tiny.MODEL, BATCH), "needs a Task"),
-    "a tuple as a batch": (lambda: check_task(CLASSES, (BATCH.inputs, BATCH.targets)), "jn.Batch"),
+    "a tuple as a batch": (lambda: check_task(tiny.TASK, (BATCH.inputs, BATCH.targets)), "jn.Batch"),
     "a batch as a state": (lambda: check_step(step, BATCH, BATCH), "needs a state"),
     "a missing argument": (lambda: check_layer(linen.BatchNorm(), BATCH.inputs), "initialised .* layer.apply"),
 }
@@ -182,8 +181,8 @@ def test_all_failures_are_listed_and_unknown_checks_and_small_batches_refused(mo
     first, *lines = str(caught.value).splitlines()
     assert "2 of 3" in first and [line.partition(":")[0] for line in lines] == ["padding", "sums"]
     with pytest.raises(jn.ConfigError, match="no check 'vmaps'.*'vmap'"):
-        check_task(CLASSES, BATCH, checks=("vmaps",))
+        check_task(tiny.TASK, BATCH, checks=("vmaps",))
     with pytest.raises(jn.ConfigError, match="at least 4 examples, not 2"):
-        check_task(CLASSES, jax.tree.map(lambda rows: rows[:2], BATCH))
+        check_task(tiny.TASK, jax.tree.map(lambda rows: rows[:2], BATCH))
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)
-    assert "JAX_NUM_CPU_DEVICES=2" in check_task(CLASSES, BATCH, checks=("devices",))["devices"]
+    assert "JAX_NUM_CPU_DEVICES=2" in check_task(tiny.TASK, BATCH, checks=("devices",))["devices"]

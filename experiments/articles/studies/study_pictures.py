@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from articles.studies.study_rows import distinct, measured
 from harness import Plain, Quantity, Row, Rows
 
-from jaxnn.record import label_ticks
+from jaxnn._figures import label_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

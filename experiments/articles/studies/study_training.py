@@ -88,7 +88,7 @@ def training_call(
             # Steps this long gain nothing from a scan, which takes minutes to compile.
             long = seconds_per_step(make_call(1), 1) >= CALL_SECONDS
             num_steps = 1 if long else fastest_steps(programs, make_call, config.num_steps)[0]
-        call, implementations = make_call(num_steps), programs.implementations
+        call, implementations = make_call(num_steps), programs.traced_step.implementations
 
     def train() -> Any:
         with computing_on(kind):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 from harness import Row, markdown_table, ratios
 
+from jaxnn._disk import write_bytes, write_json
 from jaxnn.parallel import find_devices
-from jaxnn.record import write_bytes, write_json
 
 # What must be equal for results to be of one part.
 SAME = "label", "commit", "driver"

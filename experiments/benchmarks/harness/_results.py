@@ -13,9 +13,11 @@ import jax
 
 from harness._study import Bench, Finding, Row, Rows, Study, find_studies
 from harness._timer import measure
+from jaxnn._disk import make_room, write_bytes, write_json
+from jaxnn._figures import new_figure
+from jaxnn._provenance import git_state
 from jaxnn.observe import describe_devices, device_name
 from jaxnn.parallel import first_devices
-from jaxnn.record import git_state, make_room, new_figure, write_bytes, write_json
 from jaxnn.types import ConfigError, RecordError
 
 _FILE, _FORMAT = "results.json", 4

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnn.record import jsonable
+from jaxnn._json import jsonable
 from jaxnn.types import ConfigError, JaxnnError, suggest
 
 type Plain = bool | int | float | str | None

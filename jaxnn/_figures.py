@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxnn.record._record_reader import metrics_of
+from jaxnn._json import metrics_of
 from jaxnn.types import printable
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL.Image import Image
 
-STYLE = "jaxnn.record.figure"
+STYLE = "jaxnn.figure"
 MIDDLE_GREY = 0.5
 MOST_RATE = 1e300  # steps per second that are drawn: axes have finite limits
 MOST_CELLS_WITH_NUMBERS = 20  # in a row of a confusion matrix

@@ -1,4 +1,4 @@
-"""Signals: the first asks training to stop after its window, the second ends it at once."""
+"""Signals and how a process ends: the first signal stops training after its window, the second at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from jaxnn.observe import drop_output, printable, say_error
+from jaxnn._text import drop_output, say_error
+from jaxnn.types import printable
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What the thread is sent besides the numbers of signals.

@@ -1,19 +1,13 @@
 """The metrics that a run reports: any number of writers take them, and a resumed run checks those on the disk."""
 
-import contextlib
-import hashlib
-import itertools
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from jaxnn._figures import draw_picture
 from jaxnn.parallel import is_primary
-from jaxnn.record._plots import draw_picture
-from jaxnn.record._record_reader import numbers, read_bytes
-from jaxnn.record._run_directory import METRICS_FILE, Record, write_bytes
 from jaxnn.types import ConfigError, RecordError, warn
 
 type Line = dict[str, Any]
@@ -111,83 +105,3 @@ def _attempt(writer: Any, method: str, *arguments: Any) -> None:
     except Exception as error:  # any: the writer's
         cause = " ".join([f"{type(error).__name__}:", *str(error).split()])
         warn(f"the writer {type(writer).__name__} failed in {method} ({cause}): the run continues; check the writer.")
-
-
-class LogDigest:
-    """The number and the SHA-256 of consecutive ``lines`` of the log ``file``, each with its newline."""
-
-    def __init__(self, file: Path, lines: Iterable[bytes] = ()) -> None:
-        self.file = file
-        self.lines = 0
-        self._digest = hashlib.sha256()
-        self.add(lines)
-
-    def add(self, lines: Iterable[bytes]) -> None:
-        """Adds lines to the digest."""
-        for line in lines:
-            self.lines += 1
-            self._digest.update(line)
-
-    @property
-    def sha256(self) -> str:
-        """The digest in hexadecimal."""
-        return self._digest.hexdigest()
-
-
-def rewind_metrics(
-    record: Record,
-    end_of: Callable[[Line], int],
-    noted: Mapping[str, Any] | None,
-    name: str,
-    members: Sequence[int],
-) -> tuple[list[Line], LogDigest, str | None]:
-    """Truncates ``metrics.jsonl`` of ``record`` to the lines of a checkpoint; a damaged log, where its damage starts.
-
-    ``noted`` is the ``log`` of the checkpoint ``name``; ``end_of`` maps a line to the checkpoint's last step. The
-    checkpoint is of ``members``, and lines of others stay. Returns the kept lines, their digest, and a
-    message if they differ from the reported ones; the original is then copied to a file beside the log.
-    """
-    file = record.path / METRICS_FILE
-    content = read_bytes(file)
-    others, lines = list[bytes](), list[bytes]()
-    for raw in content[: content.rfind(b"\n") + 1].splitlines(keepends=True):
-        (lines if _parsed(raw).get("member", members[0]) in members else others).append(raw)
-    kept, message = lines[: noted["lines"]] if noted is not None else [], None
-    digest = LogDigest(file, kept)
-    if noted is None and lines:
-        message = f"there is no checkpoint of {name}, so it starts again; its reported metrics are kept in"
-    elif noted is not None and (digest.lines, digest.sha256) != (noted["lines"], noted["sha256"]):
-        digest = LogDigest(file, kept := _undamaged(lines, end_of, members))
-        lost, loss = noted["lines"] - digest.lines, "its lines differ from the reported ones"
-        if lost > 0:
-            loss = f"{lost} of {noted['lines']} lines are lost"
-        message = f"{file} is damaged up to {name}, {loss}; the original file is"
-    if message is not None:
-        names = (file.with_name(f"{file.stem}.damaged-{number}{file.suffix}") for number in itertools.count(1))
-        write_bytes(aside := next(name for name in names if not name.exists()), content)
-        message = f"{message} {aside}"
-    if (rewound := b"".join([*others, *kept])) != content:
-        record.replace_metrics(rewound)
-    return [numbers(json.loads(line)) for line in kept], digest, message
-
-
-def _undamaged(lines: Iterable[bytes], end_of: Callable[[Line], int], members: Sequence[int]) -> list[bytes]:
-    """The lines up to their checkpoint, before the first that is no report, or not after its member's last."""
-    kept, last = list[bytes](), dict[Any, int]()
-    for raw in lines:
-        line = _parsed(raw)
-        step, member = line.get("step"), line.get("member")
-        if type(step) is not int or member not in members or step <= last.get(member, 0):
-            break
-        last[member] = step
-        if step <= end_of(line):
-            kept.append(raw)
-    return kept
-
-
-def _parsed(raw: bytes) -> Line:
-    """A line as a mapping; an empty one if it is not JSON."""
-    with contextlib.suppress(ValueError, RecursionError):
-        line = json.loads(raw)
-        return line if isinstance(line, dict) else {}
-    return {}

@@ -1,4 +1,4 @@
-"""Tables as aligned text and HTML, and standard streams that may be closed, full or of any encoding."""
+"""Text for people: tables, bytes, rates, paths; and standard streams that may be closed, full or of any encoding."""
 
 import contextlib
 import errno
@@ -6,7 +6,7 @@ import html
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +47,31 @@ class Table(NamedTuple):
         lines = ("".join(f'<{tag} style="text-align:left">{html.escape(x)}</{tag}>' for tag, x in row) for row in rows)
         table = "".join(f"<tr>{line}</tr>" for line in lines)
         return f"<table>{table}</table>" + "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+
+
+def format_bytes(num_bytes: float) -> str:
+    """``512 B``, ``1.5 KiB``, ``2.0 MiB``, up to TiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if round(num_bytes, 1) < 1024:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its class if it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def format_split(seconds: Mapping[str, float]) -> str:
+    """``train 1.20 s, evaluation 0.10 s``: spans of at least 5 ms, longest first."""
+    parts = sorted(seconds.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {value:.2f} s" for name, value in parts if value >= 0.005) or "0.00 s"
+
+
+def format_rate(rate: float) -> str:
+    """``12.3``, ``4,560``: three digits or an integer."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def short_path(path: Path) -> str:

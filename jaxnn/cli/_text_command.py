@@ -10,10 +10,9 @@ import numpy as np
 
 from jaxnn import data, models
 from jaxnn.engine import load_data
-from jaxnn.observe import printable
 from jaxnn.optim import evaluation_state
 from jaxnn.run import Run
-from jaxnn.types import ConfigError
+from jaxnn.types import ConfigError, printable
 
 
 def text_command(network: Callable[[Any], Any]) -> Callable[..., None]:

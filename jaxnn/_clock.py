@@ -1,5 +1,7 @@
 """Clock of named spans whose seconds add up to wall time, and the steady throughput of training windows."""
 
+from __future__ import annotations
+
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -48,10 +50,10 @@ class Throughput(NamedTuple):
     spread: float
     num_windows: int
 
-
-def steady_throughput(rates: Sequence[float]) -> Throughput | None:
-    """Returns median and spread of the steps/s of windows, quartiles as in ``numpy.percentile``; None for none."""
-    if not rates:
-        return None
-    lower, median, upper = np.percentile(rates, [25, 50, 75])
-    return Throughput(float(median), float((upper - lower) / median), len(rates))
+    @staticmethod
+    def of(rates: Sequence[float]) -> Throughput | None:
+        """Returns median and spread of the steps/s of windows, quartiles as in ``numpy.percentile``; None for none."""
+        if not rates:
+            return None
+        lower, median, upper = np.percentile(rates, [25, 50, 75])
+        return Throughput(float(median), float((upper - lower) / median), len(rates))
