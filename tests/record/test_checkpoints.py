@@ -272,7 +272,7 @@ def test_sha256sum_checks_a_checkpoint(saved):
     assert names == [name for name in files_of(saved / "3") if name != SUMS_FILE]
     assert {"default/_METADATA", "checkpoint.json"} <= set(names)
     about = json.loads((saved / "3" / "checkpoint.json").read_text())
-    assert about == {"step": 3, "metrics": {"loss": 1.0 / 3}, "log": None}
+    assert about == {"step": 3, "metrics": {"loss": 1.0 / 3}, "log": None, "search": None}
 
 
 def test_damage_to_any_file_is_named_and_not_loaded(saved, tmp_path):
