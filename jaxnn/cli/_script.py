@@ -186,7 +186,7 @@ def _sweep(
         if options.resume is not None and (options.shard is None or RecordReader(options.resume).is_sweep):
             experiment, recorded = recorded_points(options.resume, experiment)
             script = script if many else recorded
-        script = search.named(script, experiment.config) if isinstance(script, Mapping) else script
+        script = search.Points.named(script, experiment.config) if isinstance(script, Mapping) else script
         single = {name: words[0] for name, words in values.items() if name not in many}
         flags = _flag_fields([], experiment.config)
         kinds = {flag: typing.get_type_hints(type(owner))[flag] for flag, (_, owner) in flags.items()}
@@ -203,7 +203,7 @@ def _sweep(
             points = (search.grid if design.combine == "grid" else search.zip)(**many)
         elif isinstance(points, search.Points):
             swept = {name: words for name, words in values.items() if name in many or name in points.scales}
-            points = search.override(points, swept) if swept else points
+            points = points.override(swept) if swept else points
         experiment = dataclasses.replace(experiment, config=with_fields(experiment.config, single))
         found = sweep(experiment, design.searched(points), options)
     if found.status == "interrupted":

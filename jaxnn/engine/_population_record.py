@@ -90,7 +90,7 @@ def group_facts(trainer: Trainer) -> dict[str, Any]:
         "seconds_per_step_measured": dict(trainer.seconds_per_step),
         "vmap": None if trainer.vmapped is None else trainer.vmapped.as_json(),
         "layout": programs.layout.as_json(),
-        "examples": records.describe_data(trainer.splits, programs.first_examples),
+        "examples": records.RecordReader.describe_data(trainer.splits, programs.first_examples),
         "fingerprint": trainer.fingerprint,
         "precision": programs.traced_step.product_dtypes,
         "implementations": programs.traced_step.implementations,

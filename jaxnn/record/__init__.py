@@ -1,7 +1,7 @@
 """Run directories, which are readable without jaxnn and never half-written; the checkpoints and plots in them."""
 
-from jaxnn.record._checkpoints import Checkpoints, Restored, load_checkpoint, newest_of_all
-from jaxnn.record._record_reader import MEMBERS_FILE, Recorded, RecordReader, describe_data
+from jaxnn.record._checkpoints import Checkpoints, Restored, load_checkpoint
+from jaxnn.record._record_reader import MEMBERS_FILE, Recorded, RecordReader
 from jaxnn.record._run_directory import FOLDER, METRICS_FILE, RECORD_FILE, LogDigest, Record
 from jaxnn.record._schemas import FORMAT
 from jaxnn.record._state_files import as_key_like, find_damage, save_checkpoint

@@ -5,6 +5,8 @@ The folders are renamed and removed here: that manager writes two files after it
 miss, and deletes an old checkpoint file by file, so that a kill leaves half of it.
 """
 
+from __future__ import annotations
+
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -244,6 +246,35 @@ class Checkpoints:
 
         return f"the checkpoint of step {step} is damaged, {what}, and was moved to {broadcast_from_primary(move)}"
 
+    @staticmethod
+    def newest_of_all(
+        stores: Mapping[str, Checkpoints],
+    ) -> tuple[int | None, dict[str, Any], list[tuple[str, int, str]]]:
+        """The newest step of a search whose states are there and undamaged in each of its groups' stores, by name.
+
+        Returns the step, what its files say of it, and the name, step and damage of newer ones; a step that lacks a
+        group, because the process was killed while it saved, is passed over. RecordError if there are only damaged
+        ones.
+        """
+        damaged: list[tuple[str, int, str]] = []
+        steps = {name: store.steps() for name, store in stores.items()}
+        for step in sorted({step for of_group in steps.values() for step in of_group}, reverse=True):
+            found = {
+                name: disk.find_damage(stores[name].folder / str(step), step) for name in stores if step in steps[name]
+            }
+            damaged += [(name, step, what) for name, what in found.items() if what is not None]
+            intact = [name for name, what in found.items() if what is None]
+            about = disk.read_about(stores[intact[0]].folder / str(step)) if intact else {}
+            if intact and {*((about.get("search") or {}).get("members") or {"": ()})} <= {*intact}:
+                return step, about, damaged
+        if not damaged:
+            return None, {}, []
+        name, step, what = damaged[0]
+        raise RecordError(
+            f"every checkpoint of the search is damaged, that of step {step} in {stores[name].folder} since {what}: "
+            "bring one back from a copy, or start a new search."
+        )
+
     def _score(self, step: int) -> float:
         """The monitored metric, negated if lower is better; -inf if it was not measured, or is NaN."""
         try:
@@ -251,32 +282,6 @@ class Checkpoints:
         except (OSError, ValueError, TypeError, KeyError):
             return -math.inf
         return -math.inf if math.isnan(value) else value if self.higher_is_better else -value
-
-
-def newest_of_all(stores: Mapping[str, Checkpoints]) -> tuple[int | None, dict[str, Any], list[tuple[str, int, str]]]:
-    """The newest step of a search whose states are there and undamaged in each of its groups' stores, by name.
-
-    Returns the step, what its files say of it, and the name, step and damage of newer ones; a step that lacks a group,
-    because the process was killed while it saved, is passed over. RecordError if there are only damaged ones.
-    """
-    damaged: list[tuple[str, int, str]] = []
-    steps = {name: store.steps() for name, store in stores.items()}
-    for step in sorted({step for of_group in steps.values() for step in of_group}, reverse=True):
-        found = {
-            name: disk.find_damage(stores[name].folder / str(step), step) for name in stores if step in steps[name]
-        }
-        damaged += [(name, step, what) for name, what in found.items() if what is not None]
-        intact = [name for name, what in found.items() if what is None]
-        about = disk.read_about(stores[intact[0]].folder / str(step)) if intact else {}
-        if intact and {*((about.get("search") or {}).get("members") or {"": ()})} <= {*intact}:
-            return step, about, damaged
-    if not damaged:
-        return None, {}, []
-    name, step, what = damaged[0]
-    raise RecordError(
-        f"every checkpoint of the search is damaged, that of step {step} in {stores[name].folder} since {what}: bring "
-        "one back from a copy, or start a new search."
-    )
 
 
 def load_checkpoint(path: Path | str, like: PyTree | None = None) -> PyTree:

@@ -197,6 +197,18 @@ class RecordReader:
                 f"the shapes of the data in {self.path} cannot be read ({error!r}): it is damaged."
             ) from error
 
+    @staticmethod
+    def describe_data(splits: Splits, examples: Examples) -> dict[str, Any] | None:
+        """Returns the number of examples of each split, and the dtype and shape of one of ``examples [batch, ...]``.
+
+        ``{"splits": {"train": 1437}, "inputs": "float32[64]", "targets": "int32[]"}``; None if the source prepares
+        batches in a way of its own, which a record does not hold.
+        """
+        if getattr(type(splits.train), "as_batch", None) is not ArraySource.as_batch:
+            return None
+        one = jax.tree.map(lambda rows: f"{rows.dtype}{list(rows.shape[1:])}", examples._asdict())
+        return {"splits": {name: source.num_examples for name, source in splits.named().items()}, **one}
+
     def check_reported(self, member: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> None:
         """Raises RecordError if the sweep finished and a ``member``'s last report is not in its ``lines``."""
         if self.facts["status"] == "finished" and (lines[-1]["step"] if lines else 0) != (step := member["step"]):
@@ -224,18 +236,6 @@ class RecordReader:
             if has_shards or MEMBERS_FILE in files:  # of a sweep: below are its shards and states
                 folders.clear()
         return sorted(found, key=_age)
-
-
-def describe_data(splits: Splits, examples: Examples) -> dict[str, Any] | None:
-    """Returns the number of examples of each split, and the dtype and shape of one of ``examples [batch, ...]``.
-
-    ``{"splits": {"train": 1437}, "inputs": "float32[64]", "targets": "int32[]"}``; None if the source prepares batches
-    in a way of its own, which a record does not hold.
-    """
-    if getattr(type(splits.train), "as_batch", None) is not ArraySource.as_batch:
-        return None
-    one = jax.tree.map(lambda rows: f"{rows.dtype}{list(rows.shape[1:])}", examples._asdict())
-    return {"splits": {name: source.num_examples for name, source in splits.named().items()}, **one}
 
 
 def _read_facts(file: Path, kind: Mapping[str, Any]) -> dict[str, Any]:

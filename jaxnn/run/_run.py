@@ -26,7 +26,7 @@ from jaxnn.run._model_summary import ModelSummary, summarise_model
 from jaxnn.run._record import Session, summarise
 from jaxnn.run._report import Summary
 from jaxnn.run._resume import FIXED, continued_options
-from jaxnn.search import NAME
+from jaxnn.search import Points
 from jaxnn.types import ConfigError, Direction, Experiment, RecordError, TrainState, warn
 
 if TYPE_CHECKING:
@@ -378,7 +378,7 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
     if found.row is None:
         raise RecordError(f"{path} holds a run, not a sweep: resume it without member.")
     config = config_json(experiment.config)
-    for name in found.about["point"].keys() - ({NAME} - config.keys()):
+    for name in found.about["point"].keys() - ({Points.NAME} - config.keys()):
         if name == "num_steps" and config.get(name) != found.facts["config"].get("num_steps"):
             continue
         *way, last = name.split(".")

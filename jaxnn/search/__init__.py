@@ -6,26 +6,14 @@
 
 from jaxnn.search._distributions import Distribution, choice, integers, log_uniform, uniform
 from jaxnn.search._optuna import optuna
-from jaxnn.search._points import NAME, Axis, Points, grid, named, override, random, scale_of, sobol, zip
+from jaxnn.search._points import Axis, Points, grid, random, sobol, zip
 from jaxnn.search._populations import pbt
 from jaxnn.search._rebuilt import rebuilt
-from jaxnn.search._searchers import (
-    Drop,
-    Fork,
-    Promote,
-    Propose,
-    Reached,
-    Searcher,
-    as_searcher,
-    asha,
-    check_proposals,
-    check_verdicts,
-    described,
-    halving,
-)
+from jaxnn.search._searchers import Drop, Fork, Promote, Propose, Reached, Searcher, asha, halving
 from jaxnn.search._simulation import Simulation, simulate
 
 __all__ = [
+    "Axis",
     "Distribution",
     "Drop",
     "Fork",

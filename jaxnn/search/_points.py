@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,18 +16,34 @@ from jaxnn.types import ConfigError, check_int
 
 type SpaceAxis = Distribution | Callable[[Mapping[str, Any]], Any] | Iterable[Any]
 
-NAME = "name"  # in a point, the name of its member, unless the config has such a field
 LOG_RATIO = 8.0  # of the largest to the smallest value, from which evenly spaced powers get a logarithmic axis
 SCALES = ("linear", "log", "nominal")  # points that are joined share the later of theirs
 
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """A config field that is swept."""
+    """A config field that is swept.
+
+    >>> jn.grid(learning_rate=[1e-3, 1e-2, 1e-1]).axes
+    (Axis(name='learning_rate', values=(0.001, 0.01, 0.1), scale='log'),)
+    """
 
     name: str  # dotted if nested
     values: tuple[Any, ...]  # distinct
     scale: str  # in plots: log, linear, or nominal, as for seeds and values that are no numbers
+
+    @staticmethod
+    def scale_of(name: str, values: Iterable[Any]) -> str:
+        """Returns ``"nominal"`` for seeds and non-numbers, ``"log"`` for evenly spaced powers, else ``"linear"``."""
+        values = list(values)
+        if name.rpartition(".")[2] == "seed" or not all(map(is_number, values)):
+            return "nominal"
+        ordered = np.unique(np.asarray(values, np.float64))
+        if ordered[0] <= 0 or ordered[-1] < LOG_RATIO * ordered[0]:
+            return "linear"
+        # Evenly spaced values have gaps that differ little.
+        uneven, log_uneven = (gaps.std() / gaps.mean() for gaps in (np.diff(ordered), np.diff(np.log(ordered))))
+        return "log" if log_uneven <= uneven else "linear"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +56,7 @@ class Points:
 
     points: tuple[Mapping[str, Any], ...]  # for each member the fields that it sets; nested ones by dotted names
     scales: Mapping[str, str]  # the scale of each field's axis in plots: ``"log"``, ``"linear"`` or ``"nominal"``
+    NAME: ClassVar[str] = "name"  # in a point, the name of its member, unless the config has such a field
 
     def __len__(self) -> int:
         return len(self.points)
@@ -70,6 +87,45 @@ class Points:
     def axes(self) -> tuple[Axis, ...]:
         """The fields, with their distinct values and scales."""
         return tuple(Axis(name, self.values(name), scale) for name, scale in self.scales.items())
+
+    def override(self, axes: Mapping[str, list[Any]]) -> Points:
+        """Returns points with other values for some fields: each of the rest with each combination of ``axes``."""
+        rest: list[dict[str, Any]] = []
+        for point in self.points:
+            kept = {name: value for name, value in point.items() if name not in axes}
+            if kept not in rest:
+                rest.append(kept)
+        added = grid(**axes)
+        scales = {name: scale for name, scale in self.scales.items() if name not in axes}
+        return Points(tuple({**kept, **new} for kept in rest for new in added), {**scales, **added.scales})
+
+    @classmethod
+    def named(cls, points: Mapping[str, Mapping[str, Any] | Points], config: Any) -> Points:
+        """Returns the points of a dict, each with its key as ``name``; fields that some lack are as in ``config``.
+
+        A value is the fields of one member, or the points of several with one name, such as seeds. ConfigError if there
+        is none, or the config has a field ``name``.
+        """
+        if not points:
+            raise ConfigError("a sweep needs points, and the dict of them is empty.")
+        if hasattr(config, cls.NAME):
+            raise ConfigError(
+                "points have names, and the config a field 'name': sweep that instead, as in grid(name=[…])."
+            )
+        rows: list[dict[str, Any]] = []
+        for name, given in points.items():
+            if not isinstance(given, Mapping | Points):
+                raise ConfigError(
+                    f"the point {name!r} is {given!r:.60}: give its fields as a dict, or points as of jn.grid."
+                )
+            rows += [{cls.NAME: str(name), **point} for point in (given if isinstance(given, Points) else [given])]
+
+        def default(field: str) -> Any:
+            return functools.reduce(lambda owner, part: getattr(owner, part, None), field.split("."), config)
+
+        fields = {field: default(field) for row in rows for field in row}
+        columns = {field: [row.get(field, value) for row in rows] for field, value in fields.items()}
+        return _points(columns, builtins.zip(*columns.values(), strict=True))
 
 
 def grid(**axes: Iterable[Any]) -> Points:
@@ -161,7 +217,7 @@ def _drawn(where: str, num: int, axes: Mapping[str, Any], draw: Callable[[int, s
             f"{where} needs a field to draw, as in rate=jn.search.log_uniform(1e-4, 1e-1); or use jn.grid."
         )
     listed = _columns(where, {name: axis for name, axis in axes.items() if not _is_drawn(axis)})
-    scales = {name: scale_of(name, listed[name]) if name in listed else "linear" for name in axes}
+    scales = {name: Axis.scale_of(name, listed[name]) if name in listed else "linear" for name in axes}
     points = list[dict[str, Any]]()
     for index in range(num):
         point: dict[str, Any] = {}
@@ -171,63 +227,12 @@ def _drawn(where: str, num: int, axes: Mapping[str, Any], draw: Callable[[int, s
                 found = axis(dict(point)) if callable(axis) else axis
                 is_distribution = isinstance(found, Distribution)
                 point[name] = draw(index, name, found) if is_distribution else found
-                scale = found.scale if is_distribution else scale_of(name, [found])
+                scale = found.scale if is_distribution else Axis.scale_of(name, [found])
                 scales[name] = max(scales[name], scale, key=SCALES.index)
         for values in itertools.product(*listed.values()):
             whole = point | dict(builtins.zip(listed, values, strict=True))
             points.append({name: whole[name] for name in axes})
     return Points(tuple(points), scales)
-
-
-def override(points: Points, axes: Mapping[str, list[Any]]) -> Points:
-    """Returns ``points`` with other values for some fields: each of the rest with each combination of ``axes``."""
-    rest: list[dict[str, Any]] = []
-    for point in points:
-        kept = {name: value for name, value in point.items() if name not in axes}
-        if kept not in rest:
-            rest.append(kept)
-    added = grid(**axes)
-    scales = {name: scale for name, scale in points.scales.items() if name not in axes}
-    return Points(tuple({**kept, **new} for kept in rest for new in added), {**scales, **added.scales})
-
-
-def named(points: Mapping[str, Mapping[str, Any] | Points], config: Any) -> Points:
-    """Returns the points of a dict, each with its key as ``name``; fields that some lack are as in ``config``.
-
-    A value is the fields of one member, or the points of several with one name, such as seeds. ConfigError if there is
-    none, or the config has a field ``name``.
-    """
-    if not points:
-        raise ConfigError("a sweep needs points, and the dict of them is empty.")
-    if hasattr(config, NAME):
-        raise ConfigError("points have names, and the config a field 'name': sweep that instead, as in grid(name=[…]).")
-    rows: list[dict[str, Any]] = []
-    for name, given in points.items():
-        if not isinstance(given, Mapping | Points):
-            raise ConfigError(
-                f"the point {name!r} is {given!r:.60}: give its fields as a dict, or points as of jn.grid."
-            )
-        rows += [{NAME: str(name), **point} for point in (given if isinstance(given, Points) else [given])]
-
-    def default(field: str) -> Any:
-        return functools.reduce(lambda owner, part: getattr(owner, part, None), field.split("."), config)
-
-    fields = {field: default(field) for row in rows for field in row}
-    columns = {field: [row.get(field, value) for row in rows] for field, value in fields.items()}
-    return _points(columns, builtins.zip(*columns.values(), strict=True))
-
-
-def scale_of(name: str, values: Iterable[Any]) -> str:
-    """Returns ``"nominal"`` for seeds and non-numbers, ``"log"`` for evenly spaced powers, else ``"linear"``."""
-    values = list(values)
-    if name.rpartition(".")[2] == "seed" or not all(map(is_number, values)):
-        return "nominal"
-    ordered = np.unique(np.asarray(values, np.float64))
-    if ordered[0] <= 0 or ordered[-1] < LOG_RATIO * ordered[0]:
-        return "linear"
-    # Evenly spaced values have gaps that differ little.
-    uneven, log_uneven = (gaps.std() / gaps.mean() for gaps in (np.diff(ordered), np.diff(np.log(ordered))))
-    return "log" if log_uneven <= uneven else "linear"
 
 
 def _columns(where: str, axes: Mapping[str, Any], *, distinct: bool = True) -> dict[str, list[Any]]:
@@ -256,7 +261,7 @@ def _columns(where: str, axes: Mapping[str, Any], *, distinct: bool = True) -> d
 
 def _points(columns: Mapping[str, list[Any]], rows: Iterable[tuple[Any, ...]]) -> Points:
     points = tuple(dict(builtins.zip(columns, row, strict=True)) for row in rows)
-    return Points(points, {name: scale_of(name, values) for name, values in columns.items()})
+    return Points(points, {name: Axis.scale_of(name, values) for name, values in columns.items()})
 
 
 def _hashable(value: Any) -> Any:

@@ -83,25 +83,61 @@ class Searcher(NamedTuple):
     num: int | None = None
     settings: Mapping[str, Any] = {}
 
+    @staticmethod
+    def of(where: str, given: Any, num: int | None = None, key: int = 0) -> Searcher:
+        """Returns the searcher that ``given`` is: a searcher, points, or a space of which ``num`` points are drawn.
 
-def as_searcher(where: str, given: Any, num: int | None = None, key: int = 0) -> Searcher:
-    """Returns the searcher that ``given`` is: a searcher, points, or a space of which ``num`` points are drawn.
+        ``where`` names the caller in a ConfigError.
+        """
+        if isinstance(given, Searcher | Points):
+            if num is not None:
+                raise ConfigError(f"{where}: num is for a space, a dict of distributions: leave it out.")
+            return given if isinstance(given, Searcher) else listed(given)
+        if not isinstance(given, Mapping):
+            kind = type(given).__name__
+            raise ConfigError(
+                f"{where} needs points, as jn.grid and jn.search.random make, a searcher, or a space as in "
+                f"{{'learning_rate': jn.search.log_uniform(1e-4, 1e-1)}}, not a {kind}."
+            )
+        if num is None:
+            raise ConfigError(f"{where} draws from a space: say how many members, as in num=64.")
+        return listed(random(check_int(f"{where}: num", num), key, **given))
 
-    ``where`` names the caller in a ConfigError.
-    """
-    if isinstance(given, Searcher | Points):
-        if num is not None:
-            raise ConfigError(f"{where}: num is for a space, a dict of distributions: leave it out.")
-        return given if isinstance(given, Searcher) else listed(given)
-    if not isinstance(given, Mapping):
-        kind = type(given).__name__
-        raise ConfigError(
-            f"{where} needs points, as jn.grid and jn.search.random make, a searcher, or a space as in "
-            f"{{'learning_rate': jn.search.log_uniform(1e-4, 1e-1)}}, not a {kind}."
-        )
-    if num is None:
-        raise ConfigError(f"{where} draws from a space: say how many members, as in num=64.")
-    return listed(random(check_int(f"{where}: num", num), key, **given))
+    @property
+    def description(self) -> dict[str, Any]:
+        """What identifies it in a record."""
+        return {"name": self.name, **self.settings}
+
+    def check_proposals(self, proposals: Iterable[Any], count: int, paused: Iterable[int]) -> list[Proposal]:
+        """Returns the ``proposals``; ConfigError, naming the searcher, if it may not propose them."""
+        proposals, left = [*proposals], {*paused}
+        if sum(not isinstance(one, Drop) for one in proposals) > count:
+            raise ConfigError(f"the searcher {self.name} proposed more than the {count} members it was asked for.")
+        for one in proposals:
+            if not isinstance(one, Propose | Promote | Fork | Drop):
+                raise ConfigError(
+                    f"the searcher {self.name} proposed {one!r:.60}, and must propose Propose, Promote, Fork or Drop."
+                )
+            if not isinstance(one, Propose) and one.member not in left:
+                raise ConfigError(f"the searcher {self.name} proposed {one!r:.60}, and that member is not paused.")
+            if isinstance(one, Propose | Fork) and {*one.point} != {*self.scales}:
+                fields = ", ".join(self.scales)
+                raise ConfigError(
+                    f"the searcher {self.name} proposed {one!r:.60}, and must set the fields of its scales: {fields}."
+                )
+            if isinstance(one, Promote | Drop):
+                left.discard(one.member)
+        return proposals
+
+    def check_verdicts(self, verdicts: Sequence[Any], reports: Sequence[Reached]) -> list[Verdict]:
+        """Returns the ``verdicts``; ConfigError, naming the searcher, unless there is a valid one for each report."""
+        wrong = [one for one in verdicts if one not in ("continue", "pause", "stop")]
+        if wrong or len(verdicts) != len(reports):
+            raise ConfigError(
+                f"the searcher {self.name} answered {len(reports)} reports with {list(verdicts)!r:.80}, and must "
+                "answer each with continue, pause or stop."
+            )
+        return list(verdicts)
 
 
 def listed(points: Points) -> Searcher:
@@ -155,7 +191,7 @@ def asha(
     Raises:
         ConfigError: a value is not as above.
     """
-    source = as_searcher("asha", points, num, key)
+    source = Searcher.of("asha", points, num, key)
     shares = _checked_rungs("asha", eta, min_fraction)
     if check_int("asha: brackets", brackets) > len(shares):
         raise ConfigError(f"asha has {brackets} brackets and {len(shares)} rungs: lower brackets, or min_fraction.")
@@ -188,7 +224,7 @@ def asha(
             verdicts.append(verdict)
         return _Rungs(inner, reached, promoted), verdicts
 
-    settings = {"eta": eta, "min_fraction": min_fraction, "brackets": brackets, "of": described(source)}
+    settings = {"eta": eta, "min_fraction": min_fraction, "brackets": brackets, "of": source.description}
     return Searcher(
         "asha", lambda: _Rungs(source.init(), {}, {}), ask, tell, shares, source.scales, source.num, settings
     )
@@ -221,7 +257,7 @@ def halving(points: Any, eta: int = 3, *, num: int | None = None, key: int = 0, 
     >>> jn.search.halving(jn.grid(seed=range(4)), eta=2).shares
     (0.25, 0.5, 1.0)
     """
-    source = as_searcher("halving", points, num, key)
+    source = Searcher.of("halving", points, num, key)
     if source.num is None:
         raise ConfigError("halving ranks all members of a rung together, so it needs a number of them: use asha.")
     shares = _checked_rungs("halving", eta, min_fraction, source.num)
@@ -250,46 +286,8 @@ def halving(points: Any, eta: int = 3, *, num: int | None = None, key: int = 0, 
         state = state._replace(source=inner, going=going, values={**state.values, **values}, over=over)
         return state, ["pause"] * len(reports)
 
-    settings = {"eta": eta, "min_fraction": min_fraction, "of": described(source)}
+    settings = {"eta": eta, "min_fraction": min_fraction, "of": source.description}
     return Searcher("halving", lambda: _Halves(source.init()), ask, tell, shares, source.scales, source.num, settings)
-
-
-def described(searcher: Searcher) -> dict[str, Any]:
-    """What identifies a searcher in a record."""
-    return {"name": searcher.name, **searcher.settings}
-
-
-def check_proposals(searcher: Searcher, proposals: Iterable[Any], count: int, paused: Iterable[int]) -> list[Proposal]:
-    """Returns what a searcher proposed; ConfigError, naming it, if it may not propose that."""
-    proposals, left = [*proposals], {*paused}
-    if sum(not isinstance(one, Drop) for one in proposals) > count:
-        raise ConfigError(f"the searcher {searcher.name} proposed more than the {count} members it was asked for.")
-    for one in proposals:
-        if not isinstance(one, Propose | Promote | Fork | Drop):
-            raise ConfigError(
-                f"the searcher {searcher.name} proposed {one!r:.60}, and must propose Propose, Promote, Fork or Drop."
-            )
-        if not isinstance(one, Propose) and one.member not in left:
-            raise ConfigError(f"the searcher {searcher.name} proposed {one!r:.60}, and that member is not paused.")
-        if isinstance(one, Propose | Fork) and {*one.point} != {*searcher.scales}:
-            fields = ", ".join(searcher.scales)
-            raise ConfigError(
-                f"the searcher {searcher.name} proposed {one!r:.60}, and must set the fields of its scales: {fields}."
-            )
-        if isinstance(one, Promote | Drop):
-            left.discard(one.member)
-    return proposals
-
-
-def check_verdicts(searcher: Searcher, verdicts: Sequence[Any], reports: Sequence[Reached]) -> list[Verdict]:
-    """Returns the verdicts of a searcher; ConfigError, naming it, unless there is a valid one for each report."""
-    wrong = [one for one in verdicts if one not in ("continue", "pause", "stop")]
-    if wrong or len(verdicts) != len(reports):
-        raise ConfigError(
-            f"the searcher {searcher.name} answered {len(reports)} reports with {list(verdicts)!r:.80}, and must "
-            "answer each with continue, pause or stop."
-        )
-    return list(verdicts)
 
 
 def _checked_rungs(where: str, eta: int, min_fraction: float, most: float = math.inf) -> tuple[float, ...]:

@@ -7,16 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxnn.search._searchers import (
-    Drop,
-    Fork,
-    Promote,
-    Propose,
-    Reached,
-    Searcher,
-    check_proposals,
-    check_verdicts,
-)
+from jaxnn.search._searchers import Drop, Fork, Promote, Propose, Reached, Searcher
 
 
 class SimulatedMember(NamedTuple):
@@ -71,7 +62,7 @@ def simulate(searcher: Searcher, curve: Callable[[Mapping[str, Any], float], flo
     while True:
         paused = [number for number, member in enumerate(members) if member.status == "paused"]
         state, proposals = searcher.ask(state, lanes - len(running))
-        for one in check_proposals(searcher, proposals, lanes - len(running), paused):
+        for one in searcher.check_proposals(proposals, lanes - len(running), paused):
             events.append(one)
             match one:
                 case Propose(point):
@@ -96,7 +87,7 @@ def simulate(searcher: Searcher, curve: Callable[[Mapping[str, Any], float], flo
             members[number] = member._replace(status="finished" if over else "running", share=share, value=value)
             reports.append(Reached(number, share, value, over))
         state, verdicts = searcher.tell(state, reports)
-        for report, verdict in zip(reports, check_verdicts(searcher, verdicts, reports), strict=True):
+        for report, verdict in zip(reports, searcher.check_verdicts(verdicts, reports), strict=True):
             events.append((report, verdict))
             if report.over:
                 continue

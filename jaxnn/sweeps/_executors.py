@@ -20,7 +20,7 @@ from jaxnn._signals import Interruption, interruptible
 from jaxnn.engine import with_changes
 from jaxnn.record import Record, RecordReader
 from jaxnn.run import Display
-from jaxnn.search import Points, Searcher, as_searcher, named
+from jaxnn.search import Points, Searcher
 from jaxnn.sweeps._groups import reason
 from jaxnn.sweeps._members import count_by_status
 from jaxnn.sweeps._plan import SweepOptions, checked_points, plan_sweep
@@ -70,9 +70,9 @@ def sweep(
         if options.resume is None:
             raise ConfigError("a sweep needs points, such as jn.grid(seed=range(4)).")
         _, points = recorded_points(options.resume, experiment)
-    points = named(points, experiment.config) if isinstance(points, Mapping) else points
+    points = Points.named(points, experiment.config) if isinstance(points, Mapping) else points
     if options.lanes is not None and isinstance(points, Points):
-        points = as_searcher("sweep", points)
+        points = Searcher.of("sweep", points)
     if options.executor == "ray":
         return _sweep_on_ray(experiment, points, options)
     if callable(options.executor):

@@ -17,7 +17,7 @@ from flax.traverse_util import unflatten_dict
 from jaxnn._json import config_json, leaf_fields
 from jaxnn.data import steps_per_epoch, without_data
 from jaxnn.engine import MemberLog, check_config, check_data, check_parts, make_init, make_step, num_evaluated
-from jaxnn.search import NAME, Points
+from jaxnn.search import Points
 from jaxnn.steps import make_evaluate_step
 from jaxnn.sweeps._members import show_point
 from jaxnn.types import ConfigError, Examples, Experiment, JaxnnError, Splits, suggest, warn
@@ -109,7 +109,7 @@ def plan_members(experiment: Experiment[Any], points: Points, first: int = 0) ->
     for name in points.scales:
         if inner := [other for other in known if other.startswith(f"{name}.")]:
             raise ConfigError(f"the field {name!r} is a dataclass: sweep its fields, as in {inner[0]!r}.")
-        if name not in (*known, NAME):
+        if name not in (*known, Points.NAME):
             raise ConfigError(f"the config has no field {name!r} to sweep: {suggest(name, known)}.")
     members = []
     for number, point in enumerate(points, first):
@@ -179,7 +179,7 @@ def plan_groups(
     """
     runnable = [member for member in members if member.unfinished]
     names = list(dict.fromkeys(name for member in runnable for name in member.point))
-    names = [name for name in names if name != NAME or hasattr(runnable[0].experiment.config, NAME)]
+    names = [name for name in names if name != Points.NAME or hasattr(runnable[0].experiment.config, name)]
     varying = [name for name in names if searched or _varies(runnable, name)]
     # Floats and the seed are candidates for tracing.
     traced = [name for name in varying if name == "seed" or all(isinstance(m.point[name], float) for m in runnable)]

@@ -8,17 +8,7 @@ from typing import Any
 
 from jaxnn._json import jsonable
 from jaxnn.record import RecordReader
-from jaxnn.search import (
-    Drop,
-    Fork,
-    Promote,
-    Propose,
-    Reached,
-    Searcher,
-    check_proposals,
-    check_verdicts,
-    described,
-)
+from jaxnn.search import Drop, Fork, Promote, Propose, Reached, Searcher
 from jaxnn.types import ConfigError, RecordError
 
 FILE = "search.jsonl"
@@ -40,7 +30,7 @@ class Search:
     def ask(self, count: int, paused: Collection[int]) -> list[Any]:
         """Asks for at most ``count`` members to train; ConfigError if it proposes what it may not."""
         self.state, proposals = self.searcher.ask(self.state, count)
-        proposals = check_proposals(self.searcher, proposals, count, paused)
+        proposals = self.searcher.check_proposals(proposals, count, paused)
         self.events.append({"ask": count, "proposals": list(map(_as_json, proposals))})
         self.points += [one.point for one in proposals if isinstance(one, Propose | Fork)]
         return proposals
@@ -48,7 +38,7 @@ class Search:
     def tell(self, reports: Sequence[Reached]) -> list[Any]:
         """Tells what members reached; returns a verdict for each."""
         self.state, verdicts = self.searcher.tell(self.state, reports)
-        verdicts = check_verdicts(self.searcher, verdicts, reports)
+        verdicts = self.searcher.check_verdicts(verdicts, reports)
         told = [[one.member, one.share, one.value, one.over] for one in reports]
         self.events.append({"tell": jsonable(told), "verdicts": verdicts})
         return verdicts
@@ -69,7 +59,7 @@ class Search:
 
     def header(self) -> dict[str, Any]:
         """The first line of the file: what identifies the searcher."""
-        made: dict[str, Any] = json.loads(json.dumps(jsonable({"searcher": described(self.searcher)})))
+        made: dict[str, Any] = json.loads(json.dumps(jsonable({"searcher": self.searcher.description})))
         return made
 
 

@@ -321,7 +321,7 @@ class SearchRun(SweepRun):
         if plan.options.resume is None or self.record.directory is None:
             return
         stores = search_stores(self._path, self.record.facts)
-        step, saved, damaged = records.newest_of_all(stores)
+        step, saved, damaged = records.Checkpoints.newest_of_all(stores)
         about = saved.get("search") or {"members": {}, "lanes": {}, "by_status": {}}
         ends = {number: member.experiment.config.num_steps for number, member in enumerate(plan.members)}
         where = "the checkpoint of the search"

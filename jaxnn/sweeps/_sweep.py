@@ -14,7 +14,7 @@ import numpy as np
 from jaxnn._json import metrics_of
 from jaxnn._text import Table, format_rate, format_split, short_path, text_table
 from jaxnn.run import Run, open_run
-from jaxnn.search import NAME, Axis
+from jaxnn.search import Axis, Points
 from jaxnn.sweeps import _members
 from jaxnn.sweeps._members import LOST, SEED, GroupRow, Groups, Member, count_by_status, show, show_field, show_point
 from jaxnn.sweeps._restored import evaluate_members, predict_members
@@ -70,15 +70,16 @@ class Sweep:
     @property
     def _free_axes(self) -> tuple[Axis, ...]:
         axes = tuple(axis for axis in self.axes if axis.name != SEED)
-        if NAME not in [axis.name for axis in axes] or any(NAME in member.config for member in self.members):
+        has_field = any(Points.NAME in member.config for member in self.members)
+        if has_field or Points.NAME not in [axis.name for axis in axes]:
             return axes
 
         def decided(field: str) -> bool:
             of: dict[str, Any] = {}
-            values = [(member.point[NAME], member.point[field]) for member in self.members]
+            values = [(member.point[Points.NAME], member.point[field]) for member in self.members]
             return all(of.setdefault(name, value) == value for name, value in values)
 
-        return tuple(axis for axis in axes if axis.name == NAME or not decided(axis.name))
+        return tuple(axis for axis in axes if axis.name == Points.NAME or not decided(axis.name))
 
     @property
     def lost(self) -> tuple[Member, ...]:

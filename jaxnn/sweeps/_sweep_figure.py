@@ -18,7 +18,7 @@ from matplotlib.ticker import NullLocator
 
 from jaxnn._figures import format_value, label_ticks, new_panels, write_in_cells
 from jaxnn._json import metrics_of
-from jaxnn.search import Axis, scale_of
+from jaxnn.search import Axis
 from jaxnn.sweeps._members import SEED, count_by_status, grouped, show, show_field, spread_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _drawable(axis: Axis) -> Axis:
     values = tuple(sorted(axis.values)) if numeric else axis.values
     possible = numeric and all(map(math.isfinite, values)) and (axis.scale != "log" or values[0] > 0)
     # Zero and then powers fit neither a logarithmic nor a linear axis.
-    mixed = possible and values[0] == 0 and len(values) > 2 and scale_of(axis.name, values[1:]) == "log"
+    mixed = possible and values[0] == 0 and len(values) > 2 and Axis.scale_of(axis.name, values[1:]) == "log"
     return Axis(axis.name, values, axis.scale if possible and not mixed else "nominal")
 
 

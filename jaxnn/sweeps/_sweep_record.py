@@ -168,7 +168,7 @@ def saved_search(path: Path | None, before: Mapping[str, Any] | None) -> dict[st
     """What the newest checkpoint of the search in ``path`` says of it; None: it is no search, or none was saved."""
     if path is None or before is None or before["search"] is None:
         return None
-    _, about, _ = record.newest_of_all(search_stores(path, before))
+    _, about, _ = record.Checkpoints.newest_of_all(search_stores(path, before))
     return about.get("search")
 
 

@@ -85,7 +85,7 @@ ERRORS: dict[str, Any] = {
     "random: key must be an integer >= 0, not -1": lambda: jn.search.random(3, -1, a=UNIFORM),
     "the dict of them is empty": lambda: jn.sweep(tiny.experiment(), {}),
     "the point 'a' is 3: give its fields": lambda: jn.sweep(tiny.experiment(), {"a": 3}),  # type: ignore[dict-item]
-    "and the config a field 'name'": lambda: jn.search.named({"a": {}}, SimpleNamespace(name=3)),
+    "and the config a field 'name'": lambda: jn.search.Points.named({"a": {}}, SimpleNamespace(name=3)),
     "uniform goes from 0 to inf": lambda: jn.search.uniform(0, math.inf),
     "log_uniform goes from 0, which has no logarithm": lambda: jn.search.log_uniform(0, 1),
     "integers needs two integers, not 0.5": lambda: jn.search.integers(0.5, 2),  # type: ignore[arg-type]
