@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxnn import engine
-from jaxnn._bounds import bounded, check_fields
+from jaxnn._fields import bounded, check_fields, with_changes
 from jaxnn._text import Table
 from jaxnn.data import steps_per_epoch
 from jaxnn.observe import available_bytes, device_name, missing_gpu
@@ -126,7 +126,7 @@ def advise(experiment: Experiment[Any], options: AdviseOptions | None = None, **
     digits, batch size 1024 ...
     Train on the CPU: the only device measured. A batch size of ... fills it.
     """
-    options = engine.with_changes(options or AdviseOptions(), changes)
+    options = with_changes(options or AdviseOptions(), changes)
     devices = first_devices(options.devices)
     config, splits = experiment.config, engine.load_data(experiment)
     steps_per_epoch(splits.train.num_examples, config.batch_size)  # raises if there is not one
@@ -171,7 +171,7 @@ def _measure_sizes(experiment: Experiment[Any], splits: Splits, sizes: Sequence[
 def _measure_members(experiment: Experiment[Any], num_members: int, kind: str) -> tuple[engine.Trial, ...]:
     """Measures up to ``num_members`` seeds under one vmap; none if the experiment cannot be swept."""
     options = SweepOptions(devices=1, record=False, progress="none", plan_only=True)
-    options = engine.with_changes(options, {"device": kind})
+    options = with_changes(options, {"device": kind})
     # Streamed data, among others, cannot be swept.
     with computing_on(kind), contextlib.suppress(ConfigError):
         if num_members > 1:

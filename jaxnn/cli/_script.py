@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
+from jaxnn._fields import with_changes
 from jaxnn._json import check_same_config, config_from_json, leaf_fields
 from jaxnn._signals import INTERRUPTED, RESUMABLE
 from jaxnn._text import any_text, drop_output, is_of_output
 from jaxnn.cli import _process
 from jaxnn.cli._search_flags import Design
-from jaxnn.engine import RunOptions, with_changes
+from jaxnn.engine import RunOptions
 from jaxnn.record import RecordReader
 from jaxnn.run import ModelSummary, Run, continued_names, fit, model_summary, open_run
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment, suggest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxnn._bounds import bounded, check_fields
+from jaxnn._fields import bounded, check_fields
 from jaxnn.types import ConfigError
 
 if TYPE_CHECKING:

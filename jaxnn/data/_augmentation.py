@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxnn._bounds import check_range
+from jaxnn._fields import check_range
 from jaxnn.data._arrays import Augmentation, IndexedSource
 from jaxnn.types import Batch, ConfigError, DataError, Splits, check_call, check_int, suggest
 

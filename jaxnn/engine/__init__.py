@@ -4,22 +4,7 @@ from jaxnn.engine._checks import check_data, check_parts, load_data
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._lanes import FEW_AT_ONCE, Lanes
 from jaxnn.engine._loop import WindowReport, train
-from jaxnn.engine._options import (
-    Probe,
-    RunOptions,
-    StrategyOption,
-    check_config,
-    closing_writers,
-    deciding_options,
-    make_plan,
-    marked,
-    named_probes,
-    num_evaluated,
-    option,
-    recorded_options,
-    resolve_cadences,
-    with_changes,
-)
+from jaxnn.engine._options import Probe, RunOptions, StrategyOption
 from jaxnn.engine._population_record import PopulationRecord, continued_facts, group_facts, population_facts
 from jaxnn.engine._prediction import make_predict, predict_in_batches
 from jaxnn.engine._prepare import Members, fastest_steps, make_calls, open_trainer, programs_of

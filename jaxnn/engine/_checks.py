@@ -10,9 +10,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxnn._batch_context import use_batch_axis
+from jaxnn._fields import check_config
 from jaxnn.data import check_split_names, without_data
 from jaxnn.engine._compiler import Programs
-from jaxnn.engine._options import check_config
 from jaxnn.engine._sums import check_sums
 from jaxnn.observe import Traced
 from jaxnn.parallel import DATA

@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import numbers
 import os
 import re
-import types
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from jaxnn._bounds import bounded, check_fields
+from jaxnn._fields import check_fields, option
 from jaxnn.engine._windows import Plan, near_divisor
 from jaxnn.parallel import Strategy, parse_mesh
 from jaxnn.record import TRACKERS, Writers
-from jaxnn.types import ConfigError, Splits, check_int, named_object, nearest, suggest
+from jaxnn.types import ConfigError, check_int, named_object, suggest
 
 type StoppingRule = Callable[[Sequence[Mapping[str, Any]]], bool]
 """Whether a run or member stops, from its reported lines, oldest first; the last one has an evaluation.
@@ -50,31 +47,6 @@ NUM_EVALUATIONS = 10
 REPORTS_PER_EVALUATION = 5
 EVALUATION_SHARE = 0.2  # of the time of training, for evaluations by default, by the number of examples
 MOST_OF_A_NAME = 100  # characters
-# Accepted values of a field of a simple type; NumPy's numbers are among them.
-SIMPLE: dict[Any, type | tuple[type, ...]] = {
-    int: numbers.Integral,
-    float: numbers.Real,
-    str: str,
-    tuple: (tuple, list),
-    types.NoneType: types.NoneType,
-}
-
-
-def option(default: Any = None, *, kept: bool = False, decides: bool = False, **bounds: Any) -> Any:
-    """A field of options with this ``default``, and ``bounds`` as of `bounded`.
-
-    Args:
-        default: its value if none is given.
-        kept: a resumed run or sweep has the one of its record, unless it is given.
-        decides: members that differ in it cannot be compared, so it is the same in all parts of a sweep.
-        bounds: ``least``, ``most``, ``positive`` or ``choices``.
-    """
-    return bounded(default, kept=kept, decides=decides, **bounds)
-
-
-def marked(options: Any, mark: Literal["kept", "decides"]) -> tuple[str, ...]:
-    """The names of the fields of ``options``, or of a class of them, that have a mark of `option`."""
-    return tuple(field.name for field in dataclasses.fields(options) if field.metadata.get(mark))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +141,7 @@ class RunOptions:
         for writer in self.writers:
             metric_writer(writer)
         stopping_rule(self.stop)
-        named_probes(self.probes)
+        self.named_probes()
         if self.mesh is not None:
             parse_mesh(self.mesh)
         if self.member is not None and self.resume is None:
@@ -184,133 +156,80 @@ class RunOptions:
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
         return {n: value for n, (value, default) in values.items() if value != default or n in self._given}
 
+    def recorded(self) -> dict[str, Any]:
+        """The options as a record holds them: all but its directory, and objects by their names."""
 
-def with_changes[Options](options: Options, changes: Mapping[str, Any], config: Any = None) -> Options:
-    """The options with ``changes`` by name, their paths absolute.
+        def plain(value: Any) -> Any:
+            value = tuple(value.values()) if isinstance(value, Mapping) else value
+            if isinstance(value, tuple) and not hasattr(value, "_fields"):
+                return [plain(one) for one in value]
+            if value is None or isinstance(value, bool | int | float | str):
+                return value
+            return getattr(value, "name", None) or getattr(value, "__qualname__", None) or type(value).__qualname__
 
-    ConfigError suggests a known option, or the field of ``config`` that is meant.
-    """
-    if not dataclasses.is_dataclass(options) or isinstance(options, type):
-        raise ConfigError(f"options is {options!r:.60}, and must be RunOptions(…): pass single options by name.")
-    known = [field.name for field in dataclasses.fields(options)]
-    fields = [field.name for field in dataclasses.fields(config)] if dataclasses.is_dataclass(config) else []
-    for name in (name for name in changes if name not in known):
-        field = nearest(name, fields)
-        if field is not None and nearest(name, [*known, *fields]) == field:
-            no_option = "" if name == field else f"there is no run option {name!r}, and "
-            updates = ", in updates, not epochs" if "epoch" in name else ""
-            raise ConfigError(
-                f"{no_option}{field!r} is a field of the config, not a run option: set it with "
-                f"experiment.replace({field}=…){updates}."
-            )
-        raise ConfigError(f"there is no run option {name!r}: {suggest(name, known)}.")
-    changed = dataclasses.replace(options, **changes)
-    for name in ("run_dir", "resume"):
-        if (path := getattr(changed, name, None)) is not None:
-            object.__setattr__(changed, name, path.absolute())  # the working directory may change while it runs
-    object.__setattr__(changed, "_given", getattr(options, "_given", frozenset()) | changes.keys())
-    return changed
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: plain(value) for name, value in values.items() if name not in ("run_dir", "resume", "member")}
 
+    def with_cadences(self, config: Any, evaluated: Sequence[int] = ()) -> RunOptions:
+        """The options with ``eval_every`` and ``report_every`` decided for a run of ``config``.
 
-def check_config(config: Any) -> None:
-    """Raises ConfigError for a field of a wrong type, a missing one that the loop reads, a negative learning rate."""
-    _check_fields(config)
-    for name, least, bits in (("batch_size", 1, 31), ("num_steps", 1, 31), ("seed", 0, 32)):
-        if not hasattr(config, name):
-            raise ConfigError(
-                f"the config {type(config).__name__} has no field {name!r}: the loop needs batch_size, num_steps "
-                "and seed."
-            )
-        check_int(name, value := getattr(config, name), least)
-        if value >= 2**bits:
-            raise ConfigError(f"{name} is {value}, and must be below 2**{bits}.")
+        ``evaluated`` has the number of examples of each split that is evaluated.
+        """
+        eval_every, num_steps, count = self.eval_every, config.num_steps, NUM_EVALUATIONS
+        if evaluated:
+            most = (self.eval_batches or math.inf) * (self.eval_batch_size or 2 * config.batch_size)
+            # Backward, a step takes about twice as long as forward.
+            share = sum(min(one, most) for one in evaluated) / (3 * num_steps * config.batch_size)
+            count = max(1, min(count, int(EVALUATION_SHARE / share)))
+        if eval_every is None:
+            eval_every = near_divisor(num_steps, -(-num_steps // count))
+        report_every = self.report_every
+        if report_every is None:
+            span = eval_every or num_steps
+            windows = max(1, round(REPORTS_PER_EVALUATION * NUM_EVALUATIONS * span / num_steps))
+            report_every = near_divisor(span, round(span / windows))
+        return dataclasses.replace(self, eval_every=eval_every, report_every=report_every)
 
+    def plan(self, num_steps: int) -> Plan:
+        """The plan of a run of ``num_steps`` with resolved cadences; its steps per call are open."""
+        assert self.report_every is not None and self.eval_every is not None
+        return Plan(num_steps, self.report_every, self.eval_every, self.checkpoint_every or 0)
 
-def _check_fields(config: Any, prefix: str = "") -> None:
-    """Checks the values of simple types in a dataclass and those in it, and that no learning rate is negative."""
-    try:
-        kinds = typing.get_type_hints(type(config))
-    except (NameError, TypeError):  # of a class made in a function, or with names for type checkers alone
-        kinds = {}
-    for field in dataclasses.fields(config):
-        value, name, kind = getattr(config, field.name), prefix + field.name, kinds.get(field.name)
-        if not _fits(value, kind):
-            wanted = getattr(kind, "__name__", str(kind)) if typing.get_origin(kind) is None else str(kind)
-            raise ConfigError(
-                f"{name} is {value!r}, of type {type(value).__name__}, and the config {type(config).__name__} needs "
-                f"{wanted}: give it one."
-            )
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            _check_fields(value, f"{name}.")
-        elif field.name == "learning_rate" and isinstance(value, numbers.Real) and not float(value) >= 0:
-            # It would climb the loss, and no optimizer objects.
-            raise ConfigError(f"{name} is {value!r}, and must be at least 0.")
+    @contextlib.contextmanager
+    def opened_writers(self) -> Iterator[Writers]:
+        """The metric writers, closed at the end of the block, also after a failure."""
+        with contextlib.closing(Writers([metric_writer(writer) for writer in self.writers])) as writers:
+            yield writers
 
+    def named_probes(self) -> dict[str, Probe]:
+        """Returns the probes by name, imported if given as ``MODULE:NAME``; ConfigError if one is not a function."""
+        probes = self.probes
+        if isinstance(probes, str) or not isinstance(probes, Mapping | tuple | list):
+            raise ConfigError(f"probes is {probes!r}, and must be a tuple of functions, or a dict of them by name.")
+        found: Any = probes.items() if isinstance(probes, Mapping) else ((None, probe) for probe in probes)
+        named: dict[str, Probe] = {}
+        for given, probe in found:
+            function: Any = named_object(probe, "probes") if isinstance(probe, str) else probe
+            name = str(given or getattr(function, "__name__", type(function).__name__))
+            if not callable(function) or not re.fullmatch(r"\w[\w.-]*", name) or name in named:
+                raise ConfigError(
+                    f"probes holds {name!r}: {function!r:.60}, and must hold functions of the run with different names "
+                    "of letters, digits and _: name them in a dict."
+                )
+            named[name] = function
+        return named
 
-def _fits(value: Any, kind: Any) -> bool:
-    """Returns whether ``value`` is of ``kind``; True if ``kind`` is not a simple type."""
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return any(_fits(value, one) for one in typing.get_args(kind))
-    kind = typing.get_origin(kind) or kind
-    if getattr(value, "ndim", None) == 0 and kind in (int, float, bool):  # an array of one number
-        return True
-    if isinstance(value, bool):
-        return kind not in SIMPLE
-    return isinstance(value, bool) if kind is bool else isinstance(value, SIMPLE.get(kind, object))
+    @classmethod
+    def marked(cls, mark: Literal["kept", "decides"]) -> tuple[str, ...]:
+        """The names of the options that have a mark of `option`."""
+        return tuple(field.name for field in dataclasses.fields(cls) if field.metadata.get(mark))
 
-
-def resolve_cadences(options: RunOptions, config: Any, evaluated: Sequence[int] = ()) -> RunOptions:
-    """The options with ``eval_every`` and ``report_every`` decided for a run of ``config``.
-
-    ``evaluated`` are the numbers of examples of the splits that are.
-    """
-    eval_every, num_steps, count = options.eval_every, config.num_steps, NUM_EVALUATIONS
-    if evaluated:
-        most = (options.eval_batches or math.inf) * (options.eval_batch_size or 2 * config.batch_size)
-        # Backward, a step takes about twice as long as forward.
-        share = sum(min(one, most) for one in evaluated) / (3 * num_steps * config.batch_size)
-        count = max(1, min(count, int(EVALUATION_SHARE / share)))
-    if eval_every is None:
-        eval_every = near_divisor(num_steps, -(-num_steps // count))
-    report_every = options.report_every
-    if report_every is None:
-        span = eval_every or num_steps
-        windows = max(1, round(REPORTS_PER_EVALUATION * NUM_EVALUATIONS * span / num_steps))
-        report_every = near_divisor(span, round(span / windows))
-    return dataclasses.replace(options, eval_every=eval_every, report_every=report_every)
-
-
-def num_evaluated(splits: Splits) -> tuple[int, ...]:
-    """The number of examples of each split that is evaluated during training."""
-    return tuple(splits.named()[name].num_examples for name in splits.evaluated)
-
-
-def make_plan(options: RunOptions, num_steps: int) -> Plan:
-    """The plan of a run of ``num_steps`` with resolved cadences; its steps per call are open."""
-    assert options.report_every is not None and options.eval_every is not None
-    return Plan(num_steps, options.report_every, options.eval_every, options.checkpoint_every or 0)
-
-
-def recorded_options(options: RunOptions) -> dict[str, Any]:
-    """The options of a run or a sweep for its record: all but its directory, and objects by their names."""
-
-    def plain(value: Any) -> Any:
-        value = tuple(value.values()) if isinstance(value, Mapping) else value
-        if isinstance(value, tuple) and not hasattr(value, "_fields"):
-            return [plain(one) for one in value]
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
-        return getattr(value, "name", None) or getattr(value, "__qualname__", None) or type(value).__qualname__
-
-    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    return {name: plain(value) for name, value in values.items() if name not in ("run_dir", "resume", "member")}
-
-
-def deciding_options(kind: type, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the ``recorded`` options of a ``kind``, those that decide results."""
-    found = {name: recorded.get(name) for name in marked(kind, "decides")}
-    # A function is given as an object, or as MODULE:NAME.
-    return found | {"stop": str(recorded.get("stop")).rpartition(":")[2]}
+    @classmethod
+    def deciding(cls, recorded: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the ``recorded`` options that decide results."""
+        found = {name: recorded.get(name) for name in cls.marked("decides")}
+        # A function is given as an object, or as MODULE:NAME.
+        return found | {"stop": str(recorded.get("stop")).rpartition(":")[2]}
 
 
 def stopping_rule(stop: StopOption) -> StoppingRule | None:
@@ -331,28 +250,3 @@ def metric_writer(writer: Any) -> MetricWriter:
     if isinstance(found, type) or not callable(getattr(found, "write", None)):
         raise ConfigError(f"writers holds {found!r}, and must hold objects with write(lines), or MODULE:NAME of them.")
     return found  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def closing_writers(options: RunOptions) -> Iterator[Writers]:
-    """The metric writers of ``options``, closed at the end of the block, also after a failure."""
-    with contextlib.closing(Writers([metric_writer(writer) for writer in options.writers])) as writers:
-        yield writers
-
-
-def named_probes(probes: ProbesOption) -> dict[str, Probe]:
-    """Returns the probes by name, imported if given as ``MODULE:NAME``; ConfigError if one is not a function."""
-    if isinstance(probes, str) or not isinstance(probes, Mapping | tuple | list):
-        raise ConfigError(f"probes is {probes!r}, and must be a tuple of functions, or a dict of them by name.")
-    found: Any = probes.items() if isinstance(probes, Mapping) else ((None, probe) for probe in probes)
-    named: dict[str, Probe] = {}
-    for given, probe in found:
-        function: Any = named_object(probe, "probes") if isinstance(probe, str) else probe
-        name = str(given or getattr(function, "__name__", type(function).__name__))
-        if not callable(function) or not re.fullmatch(r"\w[\w.-]*", name) or name in named:
-            raise ConfigError(
-                f"probes holds {name!r}: {function!r:.60}, and must hold functions of the run with different names of "
-                "letters, digits and _: name them in a dict."
-            )
-        named[name] = function
-    return named

@@ -9,7 +9,7 @@ from jaxnn import record as records
 from jaxnn._fingerprints import changed_implementations, changed_parts, check_same_data
 from jaxnn._json import config_json
 from jaxnn._provenance import jax_flags
-from jaxnn.engine._options import RunOptions, recorded_options
+from jaxnn.engine._options import RunOptions
 from jaxnn.engine._trainer import RUNNING, Trainer
 from jaxnn.observe import Compilation, describe_devices
 from jaxnn.parallel import format_mesh
@@ -161,7 +161,7 @@ def _process_facts(experiment: Experiment[Any], options: RunOptions, script: Map
     return {
         "status": RUNNING,
         "config": config_json(experiment.config),
-        "options": recorded_options(options),
+        "options": options.recorded(),
         "devices": describe_devices(),
         "jax_flags": jax_flags(),
         **script,

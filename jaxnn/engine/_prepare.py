@@ -15,7 +15,7 @@ from jaxnn.data import steps_per_epoch
 from jaxnn.engine._checks import notes_on
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._feed import make_feed
-from jaxnn.engine._options import RunOptions, make_plan, named_probes, num_evaluated, resolve_cadences
+from jaxnn.engine._options import RunOptions
 from jaxnn.engine._pure import GroupSpec
 from jaxnn.engine._trainer import MemberLog, Trainer
 from jaxnn.engine._tuning import (
@@ -80,7 +80,8 @@ def open_trainer(
     """
     _check_jax_flags()
     config, given = experiment.config, members or Members(1, {}, lambda values: experiment)
-    options = resolve_cadences(options, config, num_evaluated(splits))
+    evaluated = [splits.named()[name].num_examples for name in splits.evaluated]
+    options = options.with_cadences(config, evaluated)
     eval_batch_size = options.eval_batch_size or 2 * config.batch_size
     steps_per_epoch(splits.train.num_examples, config.batch_size)  # raises if there is not one
     seed = config.seed if given.shared_seed is None else given.shared_seed
@@ -115,10 +116,10 @@ def open_trainer(
     if options.patience is not None and splits.eval_split is None:
         raise ConfigError("patience needs an eval split: give the data a validation or test split.")
     known = [*(programs.derived if splits.eval_split else programs.metrics)]
-    if options.monitor not in known and options.monitor.partition("/")[0] not in named_probes(options.probes):
+    if options.monitor not in known and options.monitor.partition("/")[0] not in options.named_probes():
         where = f"no metric of this task on the monitored split, {splits.eval_split or 'train'}"
         raise ConfigError(f"monitor is {options.monitor!r}, {where}: {suggest(options.monitor, known)}.")
-    trainer = Trainer(options, splits, programs, make_plan(options, config.num_steps), logs, clock)
+    trainer = Trainer(options, splits, programs, options.plan(config.num_steps), logs, clock)
     if options.monitor_mode == "auto":
         check_direction(trainer.monitored, direction_of(trainer.monitored, programs.task.directions), "monitor_mode")
     if process_count() > 1:

@@ -15,7 +15,7 @@ from jaxnn import record as records
 from jaxnn._clock import Clock
 from jaxnn._json import final_metrics, metrics_of, reports_by_member
 from jaxnn.engine._compiler import Programs
-from jaxnn.engine._options import RunOptions, named_probes, stopping_rule
+from jaxnn.engine._options import RunOptions, stopping_rule
 from jaxnn.engine._states import HostStates, Shape, host_shapes, shape_of
 from jaxnn.engine._tuning import VmapPlan
 from jaxnn.engine._windows import Flight, Plan
@@ -93,7 +93,7 @@ class Trainer:
     def monitored(self) -> str:
         """The metric that ranks members and checkpoints, as reports name it; a training one without an eval split."""
         monitor = self.options.monitor
-        is_probe = monitor.partition("/")[0] in named_probes(self.options.probes)
+        is_probe = monitor.partition("/")[0] in self.options.named_probes()
         return f"{'probe' if is_probe else self.splits.eval_split or 'train'}_{monitor}"
 
     @functools.cached_property

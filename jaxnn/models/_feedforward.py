@@ -11,7 +11,7 @@ import numpy as np
 from flax import linen
 from jax.typing import ArrayLike
 
-from jaxnn._bounds import check_rate, positive_ints
+from jaxnn._fields import check_rate, positive_ints
 from jaxnn.models._model_inputs import check_fields, check_images
 from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, Embed, max_pool
 from jaxnn.types import ConfigError, DataError, check_int, suggest

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from jaxnn import nn
 from jaxnn._batch_context import normal_rows
-from jaxnn._bounds import positive_ints
+from jaxnn._fields import positive_ints
 from jaxnn.models._model_inputs import check_fields, check_images
 from jaxnn.models._transformer import TransformerBlock
 

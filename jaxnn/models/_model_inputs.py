@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
-from jaxnn._bounds import check_rate
+from jaxnn._fields import check_rate
 from jaxnn.nn import at_least_int32
 from jaxnn.types import DataError, Params, check_int
 

@@ -9,7 +9,7 @@ from flax import linen
 from jax import numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn._bounds import positive_ints
+from jaxnn._fields import positive_ints
 from jaxnn.models._model_inputs import Remat, check_fields, check_images, rematerialized
 from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, max_pool
 from jaxnn.types import ConfigError, suggest

@@ -10,7 +10,7 @@ from flax import linen
 from jax.typing import ArrayLike
 
 from jaxnn import nn
-from jaxnn._bounds import positive_ints
+from jaxnn._fields import positive_ints
 from jaxnn.models import _generation
 from jaxnn.models._model_inputs import check_fields, checked_tokens
 from jaxnn.types import ConfigError

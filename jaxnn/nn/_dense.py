@@ -13,7 +13,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxnn._batch_context import batch_axis, batch_sharding, map_rows
-from jaxnn._bounds import check_rate
+from jaxnn._fields import check_rate
 from jaxnn.nn._choice import choose, padded_classes, scope
 from jaxnn.nn._custom_vjp import custom_vjp, native_or_xla
 from jaxnn.nn._layer_arguments import at_least_int32, narrowed, with_wide_bias

@@ -12,7 +12,7 @@ import numpy as np
 from flax import linen
 from jax import lax
 
-from jaxnn._bounds import positive_ints
+from jaxnn._fields import positive_ints
 from jaxnn.nn._channels_last_conv import Geometry, channels_last_conv, conv_dimension_numbers, convolve
 from jaxnn.nn._choice import choose, scope
 from jaxnn.nn._custom_vjp import custom_vjp

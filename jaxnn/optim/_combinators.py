@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from jaxnn._bounds import check_range
+from jaxnn._fields import check_range
 from jaxnn.optim._adam import AdamTransformation
 from jaxnn.optim._row_gradients import apply_updates
 from jaxnn.types import ConfigError, Params, PyTree, TrainState, check_int, named_leaves, path_name

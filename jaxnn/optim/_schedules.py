@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from jaxnn._bounds import check_range
+from jaxnn._fields import check_range
 from jaxnn.types import ConfigError, check_int
 
 __all__ = ["cosine", "inverse_sqrt", "inverse_time", "linear", "one_cycle"]

@@ -13,6 +13,7 @@ from jax.experimental import topologies
 
 from jaxnn import engine, parallel
 from jaxnn._compat import tracing_for
+from jaxnn._fields import with_changes
 from jaxnn._text import Table, format_bytes
 from jaxnn.data import steps_per_epoch
 from jaxnn.nn import collect_reasons
@@ -171,7 +172,7 @@ def plan(experiment: Experiment[Any], options: PlanOptions | None = None, **chan
     >>> print(jn.plan(experiment))  # the machine at hand; jn.plan(experiment, device="h100") for one that is not
     training step ...
     """
-    options = engine.with_changes(options or PlanOptions(), changes)
+    options = with_changes(options or PlanOptions(), changes)
     axes = parallel.parse_mesh(options.mesh) if options.mesh else {parallel.DATA: options.devices or 1}
     count, strategy = options.devices or math.prod(axes.values()), parallel.Strategy.find(options.strategy)
     if options.members > 1:

@@ -19,6 +19,7 @@ import optax
 from jaxnn import data as sources
 from jaxnn import engine, tasks
 from jaxnn._clock import Clock
+from jaxnn._fields import check_config, with_changes
 from jaxnn._json import metrics_of
 from jaxnn._signals import interruptible
 from jaxnn._text import short_path
@@ -165,7 +166,7 @@ def _opened(experiment: Experiment[Any], options: RunOptions, clock: Clock, disp
 def _checked(experiment: Any, options: RunOptions | None, changes: Mapping[str, Any]) -> RunOptions:
     if not isinstance(experiment, Experiment):
         raise ConfigError(f"{experiment!r:.60} is no experiment: give jn.Experiment(config, data, task, optimizer).")
-    return engine.with_changes(RunOptions() if options is None else options, changes, experiment.config)
+    return with_changes(RunOptions() if options is None else options, changes, experiment.config)
 
 
 def _reports(session: Session, wants_stop: Callable[[], bool], *, step_by_step: bool = False) -> Generator[Report]:
@@ -173,7 +174,7 @@ def _reports(session: Session, wants_stop: Callable[[], bool], *, step_by_step: 
     trainer = session.trainer
     if not session.log.unfinished:  # a resumed run that is over
         return
-    if probes := engine.named_probes(trainer.options.probes):
+    if probes := trainer.options.named_probes():
         trainer.probe = functools.partial(call_probes, session, probes)
     for window in engine.train(trainer, wants_stop, step_by_step=step_by_step):
         _check_finite(session)
@@ -251,7 +252,7 @@ def train(
     splits = data if isinstance(data, Splits) else sources.arrays(train=data)
     if num_epochs is not None and num_steps is not None:
         raise ConfigError("both num_epochs and num_steps are given: give one of them.")
-    engine.check_config(TrainConfig(batch_size, 1, seed))
+    check_config(TrainConfig(batch_size, 1, seed))
     if num_steps is None and splits.train.num_examples == ENDLESS:
         raise ConfigError("the training data have no end, so epochs have none either: give num_steps.")
     if num_steps is None:

@@ -11,6 +11,7 @@ from typing import Any
 from jaxnn import engine, parallel
 from jaxnn import record as records
 from jaxnn._clock import Clock, Throughput
+from jaxnn._fields import check_config
 from jaxnn._figures import draw_curves
 from jaxnn._json import check_same_config, config_json, jsonable
 from jaxnn._provenance import file_name_of, script
@@ -61,7 +62,7 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
         before = record = None
         parallel.all_agree("config", config_json(experiment.config))
         shared = {"progress": None, "run_dir": options.run_dir, "resume": options.resume}
-        parallel.all_agree("options", jsonable(engine.recorded_options(options) | shared))
+        parallel.all_agree("options", jsonable(options.recorded() | shared))
         if (resume := options.resume) is not None:
             # Before a lock file is written.
             parallel.broadcast_from_primary(lambda: records.RecordReader(resume).run_facts())
@@ -71,10 +72,10 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             check_same_config(before["config"], experiment.config, "run", resume, but="num_steps")
             trains = before["status"] != "finished" or before["config"].get("num_steps") != experiment.config.num_steps
             options = continued_options(options, before["options"], resume, "run", trains=trains, fixed=FIXED)
-        writers = stack.enter_context(engine.closing_writers(options))
+        writers = stack.enter_context(options.opened_writers())
         if (run_dir := options.run_dir) is not None:
             parallel.broadcast_from_primary(lambda: records.Record.check_vacant(run_dir))
-        engine.check_config(experiment.config)
+        check_config(experiment.config)
         if options.record and options.checkpoint_every != 0:
             records.Checkpoints.preload()
         layout = parallel.Layout.make(options.strategy, options.devices, options.mesh, options.device)

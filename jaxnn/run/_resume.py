@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxnn.engine import RunOptions, Trainer, deciding_options, marked, recorded_options
+from jaxnn.engine import RunOptions, Trainer
 from jaxnn.parallel import STRATEGIES, Strategy, choose_devices, find_devices, parse_mesh
 from jaxnn.record import FOLDER, TRACKERS
 from jaxnn.types import ConfigError, RecordError
@@ -25,7 +25,7 @@ _NAMED: Mapping[str, tuple[str, Collection[str]]] = {
 
 def continued_names(kind: type[RunOptions]) -> set[str]:
     """Returns the names of options that a resumed run or sweep has from its record, unless they are given."""
-    return {*marked(kind, "kept"), *LAYOUT, *_NAMED}
+    return {*kind.marked("kept"), *LAYOUT, *_NAMED}
 
 
 def continued_options[Options: RunOptions](
@@ -40,10 +40,10 @@ def continued_options[Options: RunOptions](
     """
     if not options.record:
         raise ConfigError(f"a resumed {kind} continues its record: leave record at its default.")
-    kept, given = marked(options, "kept"), options.explicit()
+    kept, given = options.marked("kept"), options.explicit()
     if lacking := {*kept, *LAYOUT} - recorded.keys():
         raise RecordError(f"the record of the {kind} in {where} lacks the option {min(lacking)!r}: it is damaged.")
-    parts = [{**one, **deciding_options(type(options), one)} for one in (recorded, recorded_options(options))]
+    parts = [{**one, **options.deciding(one)} for one in (recorded, options.recorded())]
     for name in fixed:
         if name in given and parts[0][name] != parts[1][name]:
             raise ConfigError(

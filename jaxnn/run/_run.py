@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxnn import engine, record
 from jaxnn._clock import Clock, Throughput
+from jaxnn._fields import check_config, with_changes
 from jaxnn._figures import draw_curves
 from jaxnn._fingerprints import changed_implementations, check_same_data, data_fingerprint
 from jaxnn._json import check_same_config, config_from_json, config_json, final_metrics, metrics_of
@@ -344,7 +345,7 @@ def _open_recorded(
         raise RecordError(message) from error
     if experiment is not None:
         config = config_from_json(config, experiment.config)
-        engine.check_config(config)
+        check_config(config)
         experiment = dataclasses.replace(experiment, config=config)
         if not (states := recorded.states).is_dir():
             raise RecordError(f"the run in {path} kept no checkpoints: open it without the experiment.")
@@ -408,7 +409,7 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
         with contextlib.closing(record.Checkpoints(target / record.FOLDER, **ranking)) as checkpoints:
             log = record.LogDigest(target / record.METRICS_FILE, copy.report(*lines))
             checkpoints.save(step, opened.state, metrics_of(lines[-1]) if lines else {}, log)
-    return experiment, engine.with_changes(options, {"resume": target, "run_dir": None, "member": None})
+    return experiment, with_changes(options, {"resume": target, "run_dir": None, "member": None})
 
 
 def _open_trainer(
@@ -429,8 +430,8 @@ def _open_trainer(
         engine.check_parts(experiment)
     # Zeros that stand for data are not sent to a device.
     programs = engine.programs_of(experiment, splits, resident=None if with_data else False, layout=layout)
-    options = engine.resolve_cadences(options, experiment.config)
-    plan = engine.make_plan(options, experiment.config.num_steps)
+    options = options.with_cadences(experiment.config)
+    plan = options.plan(experiment.config.num_steps)
     return engine.Trainer(options, splits, programs, plan, [engine.MemberLog()], Clock())
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import jax
 
 from jaxnn._compat import needs_extra
+from jaxnn._fields import with_changes
 from jaxnn._provenance import file_name_of, jax_flags
 from jaxnn._signals import Interruption, interruptible
-from jaxnn.engine import with_changes
 from jaxnn.record import Record, RecordReader
 from jaxnn.run import Display
 from jaxnn.search import Points, Searcher

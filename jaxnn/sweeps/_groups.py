@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
+from jaxnn._fields import check_config
 from jaxnn._json import config_json, leaf_fields
 from jaxnn.data import steps_per_epoch, without_data
-from jaxnn.engine import MemberLog, check_config, check_data, check_parts, make_init, make_step, num_evaluated
+from jaxnn.engine import MemberLog, check_data, check_parts, make_init, make_step
 from jaxnn.search import Points
 from jaxnn.steps import make_evaluate_step
 from jaxnn.sweeps._members import show_point
@@ -100,7 +101,6 @@ class Group(NamedTuple):
     members: list[PlannedMember]
     traced: tuple[str, ...]  # fields whose values differ between members inside the program
     static: Mapping[str, Any]  # the swept fields that all members share
-    evaluated: tuple[int, ...]  # the number of examples of each split that is evaluated during training
 
 
 def plan_members(experiment: Experiment[Any], points: Points, first: int = 0) -> list[PlannedMember]:
@@ -183,7 +183,7 @@ def plan_groups(
     varying = [name for name in names if searched or _varies(runnable, name)]
     # Floats and the seed are candidates for tracing.
     traced = [name for name in varying if name == "seed" or all(isinstance(m.point[name], float) for m in runnable)]
-    found: list[tuple[list[PlannedMember], list[str], tuple[int, ...]]] = []
+    found: list[tuple[list[PlannedMember], list[str]]] = []
     # The training loop reads these.
     read = {"batch_size", "num_steps", "seed"}
     for together in _split(runnable, [name for name in names if name not in traced]):
@@ -192,12 +192,11 @@ def plan_groups(
             candidates = [name for name in traced if searched or _varies(valid, name)]
             static = _untraceable(valid[0], candidates, load, read)
             traceable = [name for name in candidates if name not in static]
-            evaluated = num_evaluated(load(valid[0])[0])
-            found += [(part, traceable, evaluated) for part in _split(valid, static)]
+            found += [(part, traceable) for part in _split(valid, static)]
     groups = []
-    for number, (part, traceable, evaluated) in enumerate(sorted(found, key=lambda one: one[0][0].number), first):
+    for number, (part, traceable) in enumerate(sorted(found, key=lambda one: one[0][0].number), first):
         shared = {name: operator.attrgetter(name)(part[0].experiment.config) for name in names if name not in traceable}
-        groups.append(Group(number, part, tuple(traceable), shared, evaluated))
+        groups.append(Group(number, part, tuple(traceable), shared))
     return groups, _unread(runnable, varying, read) if groups else ()
 
 

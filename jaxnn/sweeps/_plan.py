@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jaxnn import engine, parallel
 from jaxnn._clock import Clock
+from jaxnn._fields import option
 from jaxnn._text import format_bytes
 from jaxnn.observe import cpu_count, given_up
 from jaxnn.search import Points, Searcher
@@ -37,19 +38,19 @@ class SweepOptions(engine.RunOptions):
 
     plan_only: bool = False
     """Show how the members would be grouped and how fast each vmap size is; train nothing."""
-    vmap_size: int | None = engine.option(least=1, kept=True)
+    vmap_size: int | None = option(least=1, kept=True)
     """Members under one vmap on a device; default: by the operations of a step, or by trials; on a GPU all that fit."""
-    lanes: int | None = engine.option(least=1, kept=True, decides=True)
+    lanes: int | None = option(least=1, kept=True, decides=True)
     """Members of a search in training at once, by default 64; for a list of points: one that ends makes room."""
-    max_groups: int = engine.option(16, least=1, kept=True)
+    max_groups: int = option(16, least=1, kept=True)
     """The most groups that a search may open, each with a compilation of its own; members beyond have failed."""
-    order: Literal["member", "shared"] = engine.option("member", choices=("member", "shared"), kept=True, decides=True)
+    order: Literal["member", "shared"] = option("member", choices=("member", "shared"), kept=True, decides=True)
     """member: each sees the data in the order of its seed, as its solo run; shared: all in that of the first."""
-    shard: str | None = engine.option(kept=True)
+    shard: str | None = option(kept=True)
     """Run only part I of N of the members, written I/N, counted from 1: one per job of an array."""
     executor: ExecutorOption = "local"
     """local: in this process; ray: as shards on a Ray cluster; or a function of experiment, points and options."""
-    num_workers: int | None = engine.option(least=1)
+    num_workers: int | None = option(least=1)
     """Number of shards that Ray runs at once; default: one per device of the cluster."""
 
     def __post_init__(self) -> None:

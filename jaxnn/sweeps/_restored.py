@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxnn import engine, record
+from jaxnn._fields import check_config
 from jaxnn._fingerprints import check_same_data, data_fingerprint
 from jaxnn._json import config_from_json
 from jaxnn.sweeps._groups import traced_values, with_values
@@ -51,7 +52,7 @@ def restored_groups(
             # As recorded: the experiment given now may have other values for the fields that were not swept.
             configs = [config_from_json(dict(member.config), experiment.config) for member in found]
             for config in configs:
-                engine.check_config(config)
+                check_config(config)
             each = [dataclasses.replace(experiment, config=config) for config in configs]
             splits = None if with_data else part.data(facts)
             resident = None if splits is None else False

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxnn import engine, record
+from jaxnn import record
 from jaxnn._json import reports_by_member, with_tuples
 from jaxnn.search import Axis
 from jaxnn.sweeps._members import Member
@@ -72,7 +72,7 @@ def _check_agreement(shards: Sequence[record.RecordReader]) -> None:
 
     def rules(facts: Mapping[str, Any]) -> dict[str, Any]:
         sweep = {name: facts[name] for name in ("axes", "points", "monitored")}
-        return {**sweep, **facts["config"], **engine.deciding_options(SweepOptions, facts["options"])}
+        return {**sweep, **facts["config"], **SweepOptions.deciding(facts["options"])}
 
     first = rules(shards[0].facts)
     for shard in shards[1:]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxnn import record
 from jaxnn._disk import write_bytes
+from jaxnn._fields import with_changes
 from jaxnn._json import (
     check_same_config,
     config_from_json,
@@ -25,9 +26,7 @@ from jaxnn.engine import (
     VmapPlan,
     evaluations_since_best,
     group_facts,
-    marked,
     population_facts,
-    with_changes,
 )
 from jaxnn.run import continued_options
 from jaxnn.search import Points, Searcher, rebuilt
@@ -194,7 +193,7 @@ def options_of_record(options: SweepOptions, before: Mapping[str, Any] | None) -
     A new shard has the options of another shard of its sweep, if one was started. ConfigError if one that is given and
     differs decides results.
     """
-    fixed = {"shard", *marked(SweepOptions, "decides")}
+    fixed = {"shard", *SweepOptions.marked("decides")}
     if before is not None:
         assert options.resume is not None
         # Members that failed are tried again.

@@ -8,7 +8,7 @@ from jaxnn import run as runs
 from jaxnn._clock import Clock
 from jaxnn._signals import interruptible
 from jaxnn._text import short_path
-from jaxnn.engine import Trainer, closing_writers, continued_facts
+from jaxnn.engine import Trainer, continued_facts
 from jaxnn.parallel import computing_on
 from jaxnn.record import Checkpoints, Record
 from jaxnn.search import Points, Searcher
@@ -39,7 +39,7 @@ def sweep_here(
         elif options.run_dir is not None:
             Record.check_vacant(options.run_dir)
         options = _sweep_record.options_of_record(options, before)
-        writers = around.enter_context(closing_writers(options))
+        writers = around.enter_context(options.opened_writers())
         checked_points(experiment, points, options)
         if options.record and options.checkpoint_every != 0 and not options.plan_only:
             Checkpoints.preload()

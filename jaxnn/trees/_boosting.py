@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxnn._bounds import check_fields, check_range
+from jaxnn._fields import check_fields, check_range
 from jaxnn._text import format_bytes
 from jaxnn.data import Bins, check_labels
 from jaxnn.observe import available_bytes

@@ -17,8 +17,8 @@ from sklearn.base import RegressorMixin, is_classifier
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from jaxnn._bounds import bounded, check_fields
 from jaxnn._disk import read_file, write_bytes
+from jaxnn._fields import bounded, check_fields
 from jaxnn._json import with_tuples
 from jaxnn._text import first_line
 from jaxnn.data import BinnedSource, Bins, check_resolution, learn_bins

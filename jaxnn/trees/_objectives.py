@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.scipy.special import logit
 
-from jaxnn._bounds import check_range
+from jaxnn._fields import check_range
 from jaxnn.trees._growth import fixed_point, fixed_sum, traced_once
 from jaxnn.types import Array, ConfigError, check_int
 

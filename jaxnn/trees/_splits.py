@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxnn._bounds import bounded
+from jaxnn._fields import bounded
 from jaxnn.nn import choose
 
 MAX_DEPTH = 10  # nodes double with each level

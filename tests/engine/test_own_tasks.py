@@ -12,7 +12,6 @@ import pytest
 
 import jaxnn as jn
 from jaxnn._batch_context import is_full
-from jaxnn.engine import resolve_cadences
 from tests import tiny
 from tests.tiny import nats
 
@@ -328,7 +327,7 @@ def test_a_sampled_loss_has_a_key_for_each_batch_the_same_each_time():
 
 def test_large_splits_are_evaluated_less_often():
     def every(num_test: int, **options: Any) -> int | None:
-        return resolve_cadences(jn.RunOptions(**options), tiny.Config(), (num_test,)).eval_every
+        return jn.RunOptions(**options).with_cadences(tiny.Config(), (num_test,)).eval_every
 
     # Twenty steps of eight examples take as long as an evaluation of 480.
     assert (every(9), every(48), every(400)) == (2, 10, 20)

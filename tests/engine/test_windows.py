@@ -14,7 +14,7 @@ import pytest
 import jaxnn as jn
 from jaxnn import engine
 from jaxnn._clock import Clock
-from jaxnn.engine import Plan, RunOptions, resolve_cadences, with_tails
+from jaxnn.engine import Plan, RunOptions, with_tails
 from jaxnn.parallel import Layout
 from jaxnn.tasks import direction_of
 from jaxnn.types import TrainingError
@@ -74,7 +74,7 @@ def test_the_plan_of_a_resumed_run_is_the_rest_of_the_plan():
 
 def test_default_cadences_fit_any_number_of_steps():
     for num_steps in (1, 2, 7, 23, 60, 100, 997, 4_000, 100_003):
-        options = resolve_cadences(RunOptions(), tiny.Config(num_steps=num_steps))
+        options = RunOptions().with_cadences(tiny.Config(num_steps=num_steps))
         plan = Plan(num_steps, options.report_every or 0, options.eval_every or 0, 0)
         evaluations = sum(plan.evaluates(end) for _, end in windows(plan))
         assert min(num_steps, 5) <= evaluations <= 20, num_steps
@@ -115,8 +115,8 @@ def test_evaluations_since_best(values, higher, expected):
 
 def settled(lines: list[dict[str, float]], **options: object) -> str:
     """The status of a member of 10 steps that reported ``lines``."""
-    resolved = resolve_cadences(RunOptions(**options), tiny.Config(num_steps=10))  # type: ignore[arg-type]
-    log, plan = engine.MemberLog("running", lines), engine.make_plan(resolved, 10)  # type: ignore[arg-type]
+    resolved = RunOptions(**options).with_cadences(tiny.Config(num_steps=10))  # type: ignore[arg-type]
+    log, plan = engine.MemberLog("running", lines), resolved.plan(10)  # type: ignore[arg-type]
     programs = types.SimpleNamespace(task=jn.tasks.classification(tiny.MODEL))  # nothing is computed
     trainer = engine.Trainer(resolved, tiny.splits(), programs, plan, [log], Clock())  # type: ignore[arg-type]
     trainer.settle(0, log.step, diverged=False)

@@ -15,7 +15,8 @@ import pytest
 from flax import linen
 
 import jaxnn as jn
-from jaxnn.engine import check_config, programs_of
+from jaxnn._fields import check_config
+from jaxnn.engine import programs_of
 from jaxnn.tasks import freeze, lora
 from tests import tiny
 

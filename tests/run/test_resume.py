@@ -14,9 +14,10 @@ import pytest
 
 import jaxnn as jn
 from jaxnn._disk import write_json
+from jaxnn._fields import with_changes
 from jaxnn._fingerprints import changed_parts
 from jaxnn._json import check_same_config, config_json, jsonable
-from jaxnn.engine import programs_of, recorded_options, with_changes
+from jaxnn.engine import programs_of
 from jaxnn.run import continued_options
 from tests import tiny
 from tests.engine.test_extensions import Table
@@ -195,7 +196,7 @@ GRID = "data=2,model=2"
 
 def resumed_layout(recorded: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """The layout options, without defaults, of a run with ``recorded`` options that is resumed with ``given``."""
-    recorded = recorded_options(jn.RunOptions()) | recorded
+    recorded = jn.RunOptions().recorded() | recorded
     options = with_changes(jn.RunOptions(), given)
     found = continued_options(options, recorded, Path("there"), "run", trains=True, fixed=())
     return {name: value for name, value in found.explicit().items() if value not in (None, "auto")}

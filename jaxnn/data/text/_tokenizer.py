@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxnn._bounds import bounded, check_fields
+from jaxnn._fields import bounded, check_fields
 from jaxnn.types import Array, DataError
 
 _PADDING, _UNKNOWN = 0, 1
