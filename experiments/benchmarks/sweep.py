@@ -36,7 +36,7 @@ from sweep_contenders import Measure, Measured, first_losses, fitted, looped, op
 from sweep_networks import NETWORKS, Network
 
 from jaxnn._text import format_rate
-from jaxnn.engine import load_data, member_state
+from jaxnn.engine import load_data
 from jaxnn.observe import text_table
 
 TORCH_SOLO = Path(__file__).parent / "contenders" / "torch_solo.py"
@@ -131,7 +131,7 @@ def write_problem(name: str, network: Network, folder: Path) -> None:
     np.save(folder / "targets.npy", targets)
     np.save(folder / "order.npy", source.order(config.seed, np.arange(CHECK_STEPS), config.batch_size))
     run = opened(experiment, 1, vmap_size=1)
-    params = member_state(run.host_states(), run.programs.shapes, 0).params
+    params = run.host_states().member(0, run.programs.shapes).params
     np.savez(folder / "weights.npz", **flax.traverse_util.flatten_dict(params, sep="/"))
     spec = {"network": name, "batch_size": config.batch_size, "learning_rate": config.learning_rate}
     (folder / "spec.json").write_text(json.dumps(spec))

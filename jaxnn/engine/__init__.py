@@ -2,25 +2,15 @@
 
 from jaxnn.engine._checks import check_data, check_parts, load_data
 from jaxnn.engine._compiler import Programs
-from jaxnn.engine._lanes import FEW_AT_ONCE, Lanes
+from jaxnn.engine._lanes import Lanes
 from jaxnn.engine._loop import WindowReport, train
 from jaxnn.engine._options import Probe, RunOptions, StrategyOption
-from jaxnn.engine._population_record import PopulationRecord, continued_facts, group_facts, population_facts
+from jaxnn.engine._population_record import PopulationRecord
 from jaxnn.engine._prediction import make_predict, predict_in_batches
 from jaxnn.engine._prepare import Members, fastest_steps, make_calls, open_trainer, programs_of
 from jaxnn.engine._pure import make_init, make_step, over_members
-from jaxnn.engine._states import (
-    MEMBERS,
-    HostStates,
-    Population,
-    Shape,
-    arrange,
-    host_shapes,
-    member_state,
-    shape_of,
-    with_keys,
-)
-from jaxnn.engine._trainer import RUNNING, MemberLog, Trainer, evaluations_since_best
+from jaxnn.engine._states import MEMBERS, HostStates, Population, Shape, with_keys
+from jaxnn.engine._trainer import RUNNING, MemberLog, Trainer
 from jaxnn.engine._tuning import (
     CALL_SECONDS,
     ENOUGH_STEPS,

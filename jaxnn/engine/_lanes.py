@@ -17,6 +17,8 @@ from jaxnn.types import Array, TrainState
 class Lanes(MemberBlock):
     """The members that are on the devices: a lane each, until they leave; rows are those of the trainer's logs."""
 
+    AT_ONCE = FEW_AT_ONCE  # members that enter at a time, at most
+
     def __init__(self, trainer: Trainer) -> None:
         shape = trainer.shape(trainer.block)
         assert shape is not None

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from jaxnn.data import ArraySource
-from jaxnn.engine._states import EMPTY, arrange, bring_back
+from jaxnn.engine._states import EMPTY, bring_back
 from jaxnn.engine._trainer import RUNNING, Trainer
 from jaxnn.engine._windows import WindowResult, run_windows, with_tails
 from jaxnn.parallel import StopVote
@@ -44,7 +44,7 @@ class MemberBlock:
         if self.shape is None:
             self.slots, self.state = np.zeros((), np.int64), self.trainer.state
             return
-        self.slots = arrange(self.rows, self.shape)
+        self.slots = self.shape.arrange(self.rows)
         alive = np.array([log.status == RUNNING for log in self.trainer.logs])
         self.state = self.trainer.programs.lay_out(self.trainer.host_states(), self.slots, alive, step)
 

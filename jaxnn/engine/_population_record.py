@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from jaxnn import record as records
 from jaxnn._fingerprints import changed_implementations, changed_parts, check_same_data
@@ -23,6 +23,64 @@ class PopulationRecord:
     directory: records.Record | None
     facts: dict[str, Any]
     before: Mapping[str, Any] | None = None  # the content at a resume
+
+    @classmethod
+    def start(
+        cls,
+        experiment: Experiment[Any],
+        options: RunOptions,
+        trainer: Trainer,
+        groups: Sequence[Mapping[str, Any]],
+        name: str,
+        script: Mapping[str, Any],
+        *,
+        points: Sequence[Mapping[str, Any]] = (),
+        **design: Any,
+    ) -> Self:
+        """Returns the record, still without directory, of a run or a sweep; ``trainer`` trains its first group.
+
+        ``groups`` have their ``members``, the fields that these share and those that differ; a run has no ``points``.
+        """
+        facts = {
+            "format": records.FORMAT,
+            "name": name,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            **_process_facts(experiment, options, script),
+            **_trainer_facts(trainer),
+            "axes": (),
+            "search": None,
+            **design,
+            "points": [dict(point) for point in points],
+            "groups": [dict(group) for group in groups],
+            "summary": None,
+        }
+        return cls(None, facts)
+
+    @classmethod
+    def resume(
+        cls,
+        before: Mapping[str, Any],
+        experiment: Experiment[Any],
+        options: RunOptions,
+        script: Mapping[str, Any],
+        trainer: Trainer | None = None,
+    ) -> Self:
+        """Returns the record, still without directory, of a run or a sweep that is resumed; ``before`` is its content.
+
+        ``trainer`` trains a run; the groups of a sweep are opened later, and decide nothing here.
+        """
+        process = {name: before[name] for name in ("command", "git", "devices", "jax_flags") if name in before}
+        resumed = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "step": 0,
+            "changed": [],
+            "damaged": [],
+            "before": process,
+        }
+        now = _process_facts(experiment, options, script) | ({} if trainer is None else _trainer_facts(trainer))
+        name = options.name or before["name"]  # trackers know it by this
+        since = {"name": name, "resumed": [*(before.get("resumed") or ()), resumed], "summary": None}
+        return cls(None, {**before, **now, **since}, before)
 
     def write(self, **facts: Any) -> None:
         """Replaces ``record.json``, with these facts changed."""
@@ -48,7 +106,7 @@ class PopulationRecord:
     ) -> tuple[list[str], list[str]]:
         """Opens a group's store; continues it from its newest undamaged checkpoint if it was started before.
 
-        ``how`` it is computed, as `group_facts` returns, is added to its facts; `write` stores them. ``name`` is the
+        ``how`` it is computed, as `Trainer.facts` returns, is added to its facts; `write` stores them. ``name`` is the
         group's in messages, and ``check`` gets the checkpoint's step, or None, before anything is changed. Without
         ``stores`` its states are the caller's business. Returns
         what changed since and what was damaged, which is also added to the last of the ``resumed``. RecordError if the
@@ -80,70 +138,6 @@ class PopulationRecord:
             each = [{"group": number, **dataclasses.asdict(one)} for number, one in compilations]
             totals = Compilation.totals([one for _, one in compilations])
             self.directory.write("compiles.json", {"compilations": each, "totals": totals})
-
-
-def group_facts(trainer: Trainer) -> dict[str, Any]:
-    """How a group is computed, for a record; costs a trace of its programs."""
-    programs = trainer.programs
-    return {
-        "steps_per_call": trainer.plan.steps_per_call,
-        "seconds_per_step_measured": dict(trainer.seconds_per_step),
-        "vmap": None if trainer.vmapped is None else trainer.vmapped.as_json(),
-        "layout": programs.layout.as_json(),
-        "examples": records.RecordReader.describe_data(trainer.splits, programs.first_examples),
-        "fingerprint": trainer.fingerprint,
-        "precision": programs.traced_step.product_dtypes,
-        "implementations": programs.traced_step.implementations,
-        "start": programs.start.as_json(),
-    }
-
-
-def population_facts(
-    experiment: Experiment[Any],
-    options: RunOptions,
-    trainer: Trainer,
-    groups: Sequence[Mapping[str, Any]],
-    name: str,
-    script: Mapping[str, Any],
-    *,
-    points: Sequence[Mapping[str, Any]] = (),
-    **design: Any,
-) -> dict[str, Any]:
-    """The content of ``record.json`` at the start of a run or a sweep; ``trainer`` trains its first group.
-
-    ``groups`` have their ``members``, the fields that these share and those that differ; a run has no ``points``.
-    """
-    return {
-        "format": records.FORMAT,
-        "name": name,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        **_process_facts(experiment, options, script),
-        **_trainer_facts(trainer),
-        "axes": (),
-        "search": None,
-        **design,
-        "points": [dict(point) for point in points],
-        "groups": [dict(group) for group in groups],
-        "summary": None,
-    }
-
-
-def continued_facts(
-    before: Mapping[str, Any],
-    experiment: Experiment[Any],
-    options: RunOptions,
-    script: Mapping[str, Any],
-    trainer: Trainer | None = None,
-) -> dict[str, Any]:
-    """The content of ``record.json`` of a run or a sweep that is resumed, which was ``before``.
-
-    ``trainer`` trains a run; the groups of a sweep are opened later, and decide nothing here.
-    """
-    process = {name: before[name] for name in ("command", "git", "devices", "jax_flags") if name in before}
-    resumed = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": 0, "changed": [], "damaged": [], "before": process}
-    now = _process_facts(experiment, options, script) | ({} if trainer is None else _trainer_facts(trainer))
-    name = options.name or before["name"]  # trackers know it by this
-    return {**before, **now, "name": name, "resumed": [*(before.get("resumed") or ()), resumed], "summary": None}
 
 
 def _trainer_facts(trainer: Trainer) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The states of members: one row per member on the host, chunks of lanes on the devices; what they start from."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -34,6 +36,17 @@ class Shape(NamedTuple):
     chunks: int
     lanes: int
 
+    @staticmethod
+    def of(num_members: int, vmap_size: int, num_devices: int) -> Shape:
+        """Returns the shape of ``num_members`` in chunks of ``vmap_size`` on each device."""
+        return Shape(-(-num_members // (vmap_size * num_devices)), vmap_size * num_devices)
+
+    def arrange(self, rows: Sequence[int]) -> np.ndarray:
+        """Which row is in which lane, ``[chunks, lanes]``; ``EMPTY`` in the lanes behind them."""
+        slots = np.full(self.chunks * self.lanes, EMPTY)
+        slots[: len(rows)] = rows
+        return slots.reshape(self)
+
 
 class HostStates(NamedTuple):
     """The states of a population on the host, one row per member, as they are saved."""
@@ -41,38 +54,25 @@ class HostStates(NamedTuple):
     states: TrainState  # ``[members, ...]`` NumPy arrays; PRNG keys as integers
     bad_step: np.ndarray  # ``[members]`` int32, the first step whose loss was not finite, or -1
 
+    @staticmethod
+    def shapes(like: TrainState, num_members: int) -> HostStates:
+        """Returns the shapes of the rows of ``num_members``, to read saved ones into; ``like`` are those of one."""
+
+        def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((num_members, *leaf.shape), leaf.dtype)
+
+        states = jax.tree.map(stacked, jax.eval_shape(_key_words, like))
+        return HostStates(states, stacked(jax.ShapeDtypeStruct((), np.int32)))  # type: ignore[arg-type]
+
+    def member(self, row: int, like: TrainState) -> TrainState:
+        """The state of one member, as its solo run would hold it; ``like`` are the shapes of one state."""
+        return with_keys(jax.tree.map(lambda leaf: leaf[row], self.states), like)
+
 
 def to_host(states: TrainState) -> HostStates:
     """Fresh states ``[members, ...]`` as rows on the host."""
     rows = jax.tree.map(np.array, fetching(_key_words(states)))
     return HostStates(rows, np.full(len(rows.step), -1, np.int32))
-
-
-def host_shapes(like: TrainState, num_members: int) -> HostStates:
-    """The shapes of the rows of ``num_members``, to read saved ones into; ``like`` are those of one state."""
-
-    def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((num_members, *leaf.shape), leaf.dtype)
-
-    states = jax.tree.map(stacked, jax.eval_shape(_key_words, like))
-    return HostStates(states, stacked(jax.ShapeDtypeStruct((), np.int32)))  # type: ignore[arg-type]
-
-
-def member_state(host: HostStates, like: TrainState, row: int) -> TrainState:
-    """The state of one member, as its solo run would hold it; ``like`` are the shapes of one state."""
-    return with_keys(jax.tree.map(lambda leaf: leaf[row], host.states), like)
-
-
-def arrange(rows: Sequence[int], shape: Shape) -> np.ndarray:
-    """Which row is in which lane, ``[chunks, lanes]``; ``EMPTY`` in the lanes behind them."""
-    slots = np.full(shape.chunks * shape.lanes, EMPTY)
-    slots[: len(rows)] = rows
-    return slots.reshape(shape)
-
-
-def shape_of(num_members: int, vmap_size: int, num_devices: int) -> Shape:
-    """The shape of ``num_members`` in chunks of ``vmap_size`` on each device."""
-    return Shape(-(-num_members // (vmap_size * num_devices)), vmap_size * num_devices)
 
 
 def bring_back(host: HostStates, population: Population, slots: np.ndarray) -> HostStates:

@@ -16,7 +16,7 @@ from jaxnn._clock import Clock
 from jaxnn._json import final_metrics, metrics_of, reports_by_member
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._options import RunOptions, stopping_rule
-from jaxnn.engine._states import HostStates, Shape, host_shapes, shape_of
+from jaxnn.engine._states import HostStates, Shape
 from jaxnn.engine._tuning import VmapPlan
 from jaxnn.engine._windows import Flight, Plan
 from jaxnn.observe import Placement
@@ -56,6 +56,16 @@ class MemberLog:
     def values(self, metric: str) -> list[float]:
         """A metric at every line that has it, oldest first."""
         return [line[metric] for line in self.lines if metric in line]
+
+    def evaluations_since_best(self, metric: str, *, higher_is_better: bool) -> int:
+        """The number of evaluations after the one with the first best ``metric`` (Prechelt 1998, "Early stopping").
+
+        The best value is never NaN.
+        """
+        values = self.values(metric)
+        sign = -1.0 if higher_is_better else 1.0
+        ranked = [(sign * value, index) for index, value in enumerate(values) if value == value]
+        return len(values) - 1 - min(ranked)[1] if ranked else len(values)
 
 
 @dataclasses.dataclass
@@ -126,7 +136,7 @@ class Trainer:
         if (plan := self.vmapped) is None:
             return None
         num_devices = self.programs.spec.num_devices
-        return shape_of(self.block, plan.size_for(-(-num_members // num_devices)), num_devices)
+        return Shape.of(self.block, plan.size_for(-(-num_members // num_devices)), num_devices)
 
     def host_states(self) -> HostStates:
         """The states of a population, made if they were not yet."""
@@ -155,7 +165,7 @@ class Trainer:
     def open_store(self, record: records.Record, folder: Path) -> None:
         """Keeps metrics in ``record`` and checkpoints in ``folder`` from now on."""
         self.record, self._saved_at = record, time.perf_counter()
-        self.reported = records.LogDigest(record.path / records.METRICS_FILE)
+        self.reported = record.digest()
         keep = self.options.keep_last, self.options.keep_best
         self.checkpoints = records.Checkpoints(folder, *keep, self.monitored, self.higher_is_better)
 
@@ -179,7 +189,7 @@ class Trainer:
         """
         assert self.checkpoints is not None
         plain = self.vmapped is None
-        like: Any = self.state if plain else host_shapes(self.programs.shapes, len(self.logs))
+        like: Any = self.state if plain else HostStates.shapes(self.programs.shapes, len(self.logs))
         restored: records.Restored[Any] | None = self.checkpoints.restore_newest(like)
         check(restored and restored.step)
         damaged, steps, diverged = [], [0] * len(self.logs), [False] * len(self.logs)
@@ -246,7 +256,22 @@ class Trainer:
         return bool(stops)
 
     def _since_best(self, log: MemberLog) -> int:
-        return evaluations_since_best(log.values(self.monitored), higher_is_better=self.higher_is_better)
+        return log.evaluations_since_best(self.monitored, higher_is_better=self.higher_is_better)
+
+    def facts(self) -> dict[str, Any]:
+        """How the population is computed, for a record; costs a trace of its programs."""
+        programs = self.programs
+        return {
+            "steps_per_call": self.plan.steps_per_call,
+            "seconds_per_step_measured": dict(self.seconds_per_step),
+            "vmap": None if self.vmapped is None else self.vmapped.as_json(),
+            "layout": programs.layout.as_json(),
+            "examples": records.RecordReader.describe_data(self.splits, programs.first_examples),
+            "fingerprint": self.fingerprint,
+            "precision": programs.traced_step.product_dtypes,
+            "implementations": programs.traced_step.implementations,
+            "start": programs.start.as_json(),
+        }
 
     def save_due(self, step: int, *, ending: bool) -> bool:
         """Whether to save the state after ``step``: by its number, by the clock, as the last, or as a new best.
@@ -291,13 +316,6 @@ class Trainer:
             self.writers.flush()
             self.checkpoints.save(step, self.state, metrics, self.reported)
             self._saved_at = time.perf_counter()
-
-
-def evaluations_since_best(values: Sequence[float], *, higher_is_better: bool) -> int:
-    """The number of ``values``, oldest first, after the first best one (Prechelt 1998, "Early stopping"), never NaN."""
-    sign = -1.0 if higher_is_better else 1.0
-    ranked = [(sign * value, index) for index, value in enumerate(values) if value == value]
-    return len(values) - 1 - min(ranked)[1] if ranked else len(values)
 
 
 @jax.jit

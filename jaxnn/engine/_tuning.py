@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxnn._text import format_bytes
 from jaxnn.engine._compiler import Programs
-from jaxnn.engine._states import Shape, arrange, shape_of
+from jaxnn.engine._states import Shape
 from jaxnn.engine._windows import Plan, near_divisor, typical_window
 from jaxnn.observe import available_bytes
 from jaxnn.parallel import broadcast_from_primary
@@ -281,10 +281,10 @@ def plan_vmap_size(
 
     def attempt(size: int) -> Trial:
         most = None if on_cpu or size == 1 else free
-        return _try_members(programs, shape_of(block * num_devices, size, num_devices), steps, most)
+        return _try_members(programs, Shape.of(block * num_devices, size, num_devices), steps, most)
 
     def with_launches(size: int) -> tuple[Trial, float]:
-        trial, shape = attempt(size), shape_of(block * num_devices, size, num_devices)
+        trial, shape = attempt(size), Shape.of(block * num_devices, size, num_devices)
         return trial, programs.launch_seconds(shape, steps) / steps
 
     member_steps = num_members * plan.num_steps
@@ -336,7 +336,7 @@ def _try_members(programs: Programs, shape: Shape, steps: int, most: int | None)
     needed = 2 * math.prod(shape) * programs.member_bytes // programs.spec.num_devices + temporary
     if most is not None and needed > most:
         raise MemoryError(f"{format_bytes(needed)} of {format_bytes(most)}")
-    population: Any = programs.lay_out(programs.initial, arrange(rows, shape), alive, 0)
+    population: Any = programs.lay_out(programs.initial, shape.arrange(rows), alive, 0)
 
     def call() -> object:
         nonlocal population

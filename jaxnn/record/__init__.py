@@ -2,7 +2,7 @@
 
 from jaxnn.record._checkpoints import Checkpoints, Restored, load_checkpoint
 from jaxnn.record._record_reader import MEMBERS_FILE, Recorded, RecordReader
-from jaxnn.record._run_directory import FOLDER, METRICS_FILE, RECORD_FILE, LogDigest, Record
+from jaxnn.record._run_directory import FOLDER, RECORD_FILE, LogDigest, Record
 from jaxnn.record._schemas import FORMAT
 from jaxnn.record._state_files import as_key_like, find_damage, save_checkpoint
 from jaxnn.record._trackers import TRACKERS, MLflow, TensorBoard, WandB

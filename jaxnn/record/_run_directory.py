@@ -158,6 +158,10 @@ class Record:
             self._size = log.tell()
         return written
 
+    def digest(self, lines: Iterable[bytes] = ()) -> LogDigest:
+        """Returns the digest of the first ``lines`` of ``metrics.jsonl``."""
+        return LogDigest(self.path / METRICS_FILE, lines)
+
     def _replace_metrics(self, content: bytes) -> None:
         """Replaces ``metrics.jsonl``."""
         write_bytes(self.path / METRICS_FILE, content)
@@ -178,11 +182,11 @@ class Record:
         for raw in content[: content.rfind(b"\n") + 1].splitlines(keepends=True):
             (lines if _parsed(raw).get("member", members[0]) in members else others).append(raw)
         kept, message = lines[: noted["lines"]] if noted is not None else [], None
-        digest = LogDigest(file, kept)
+        digest = self.digest(kept)
         if noted is None and lines:
             message = f"there is no checkpoint of {name}, so it starts again; its reported metrics are kept in"
         elif noted is not None and (digest.lines, digest.sha256) != (noted["lines"], noted["sha256"]):
-            digest = LogDigest(file, kept := _undamaged(lines, end_of, members))
+            digest = self.digest(kept := _undamaged(lines, end_of, members))
             lost, loss = noted["lines"] - digest.lines, "its lines differ from the reported ones"
             if lost > 0:
                 loss = f"{lost} of {noted['lines']} lines are lost"

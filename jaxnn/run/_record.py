@@ -91,7 +91,7 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
         session = Session(trainer, clock.seconds)
         if options.record:
             # Before there is a directory: an interruption meanwhile leaves none.
-            session.record, how = _new_record(session, before), engine.group_facts(trainer)
+            session.record, how = _new_record(session, before), trainer.facts()
             if record is None:
                 wanted = options.run_dir or records.Record.unused_path(session.name)
                 path = parallel.broadcast_from_primary(lambda: str(records.Record.create(wanted)))
@@ -113,10 +113,9 @@ def _new_record(session: Session, before: dict[str, Any] | None) -> engine.Popul
     trainer, origin = session.trainer, script()
     if before is None:
         groups = [{"members": [0], "static": {}, "traced": []}]
-        facts = engine.population_facts(trainer.experiment, trainer.options, trainer, groups, session.name, origin)
-    else:
-        facts = engine.continued_facts(before, trainer.experiment, trainer.options, origin, trainer)
-    return engine.PopulationRecord(None, facts, before)
+        parts = trainer.experiment, trainer.options, trainer, groups, session.name, origin
+        return engine.PopulationRecord.start(*parts)
+    return engine.PopulationRecord.resume(before, trainer.experiment, trainer.options, origin, trainer)
 
 
 @contextlib.contextmanager

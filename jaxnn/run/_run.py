@@ -355,12 +355,12 @@ def _open_recorded(
             state = record.load_checkpoint(path, shapes)
         else:
             number, row = record.Checkpoints(states).row_of(recorded)
-            like = engine.host_shapes(shapes, number)
+            like = engine.HostStates.shapes(shapes, number)
             if (restored := record.Checkpoints(states).restore_newest(like)) is None:
                 raise RecordError(f"{states} holds no checkpoint: open the member without the experiment.")
             for _, what in restored.damaged[:1]:
                 warn(f"the newest checkpoint in {states} is damaged, {what}: the state is an older one.")
-            state = engine.member_state(restored.state, shapes, row)
+            state = restored.state.member(row, shapes)
         trainer.state = jax.device_put(state, trainer.programs.shardings)
     return _run(config, trainer, lines, ending, path, ranking, recorded)
 
@@ -407,7 +407,7 @@ def as_run(experiment: Experiment[Any], options: engine.RunOptions) -> tuple[Exp
         lines = [{"member": 0, **line} for line in found.lines if line["step"] <= step]
         ranking: Any = {"monitor": opened.monitor, "higher_is_better": opened.higher_is_better}
         with contextlib.closing(record.Checkpoints(target / record.FOLDER, **ranking)) as checkpoints:
-            log = record.LogDigest(target / record.METRICS_FILE, copy.report(*lines))
+            log = copy.digest(copy.report(*lines))
             checkpoints.save(step, opened.state, metrics_of(lines[-1]) if lines else {}, log)
     return experiment, with_changes(options, {"resume": target, "run_dir": None, "member": None})
 

@@ -65,7 +65,7 @@ def restored_groups(
             programs = engine.programs_of(each[0], splits, resident=resident, layout=layout, members=given)
             checkpoints = record.Checkpoints(part.states(number))
             rows = checkpoints.rows(facts["members"])
-            restored = checkpoints.restore_newest(engine.host_shapes(programs.shapes, len(rows)))
+            restored = checkpoints.restore_newest(engine.HostStates.shapes(programs.shapes, len(rows)))
             if restored is None:
                 raise RecordError(
                     f"{checkpoints.folder} holds no checkpoint: the sweep was run with checkpoint_every=0, or it was "
@@ -114,8 +114,8 @@ def _laid_out(group: RestoredGroup) -> tuple[engine.Shape, engine.Population, li
     """The members of a group on the devices: how they are arranged, their states, and the place of each."""
     count, num_devices = len(group.members), group.programs.spec.num_devices
     size = min(-(-count // num_devices), group.facts["vmap"]["size"])
-    shape = engine.shape_of(count, size, num_devices)
-    slots = engine.arrange(range(count), shape)
+    shape = engine.Shape.of(count, size, num_devices)
+    slots = shape.arrange(range(count))
     population = group.programs.lay_out(group.states, slots, np.ones(count, bool), 0)
     return shape, population, [np.unravel_index(row, slots.shape) for row in range(count)]
 

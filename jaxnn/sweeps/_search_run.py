@@ -12,7 +12,7 @@ import numpy as np
 from jaxnn import record as records
 from jaxnn._disk import write_bytes
 from jaxnn._json import json_line, reports_by_member
-from jaxnn.engine import FEW_AT_ONCE, RUNNING, HostStates, Lanes, Trainer, group_facts, host_shapes
+from jaxnn.engine import RUNNING, HostStates, Lanes, Trainer
 from jaxnn.observe import nbytes
 from jaxnn.search import Drop, Fork, Promote, Propose, Reached
 from jaxnn.sweeps._groups import Group, PlannedMember, traced_values
@@ -40,7 +40,7 @@ class SearchRun(SweepRun):
         self.shelf: dict[int, HostStates] = {}  # a row each, of members that are paused, complete or wait for a lane
         self.places: dict[int, tuple[Group, int]] = {}  # of each member: its group and its row there
         self.reached: dict[int, int] = {}  # of each member: the number of shares that it has reported
-        self.reported = None if self.record.directory is None else records.LogDigest(self._path / records.METRICS_FILE)
+        self.reported = None if self.record.directory is None else self.record.directory.digest()
         self.saved_step = 0  # of the newest checkpoint
         self.lane_windows = self.filled_windows = 0
         self._saved_at, self._since_saved = time.perf_counter(), 0
@@ -183,13 +183,13 @@ class SearchRun(SweepRun):
     ) -> None:
         """Puts members into free lanes, or those of ``numbers``, from the shelf or from their start."""
         ordered = sorted(members, key=lambda member: member.number not in self.shelf)
-        for few in (ordered[first : first + FEW_AT_ONCE] for first in range(0, len(ordered), FEW_AT_ONCE)):
-            filled = [*few, *[few[-1]] * (FEW_AT_ONCE - len(few))]
+        for few in (ordered[first : first + Lanes.AT_ONCE] for first in range(0, len(ordered), Lanes.AT_ONCE)):
+            filled = [*few, *[few[-1]] * (Lanes.AT_ONCE - len(few))]
             values = traced_values([member.experiment for member in filled], group.traced)
             parts = [self.shelf.pop(member.number) for member in few if member.number in self.shelf]
             if len(parts) < len(few):
                 with self.plan.clock.span("initialise"):
-                    fresh = lanes.trainer.programs.fresh(values, FEW_AT_ONCE)
+                    fresh = lanes.trainer.programs.fresh(values, Lanes.AT_ONCE)
                 new = slice(len(parts), len(few))
                 parts.append(jax.tree.map(lambda leaf, new=new: leaf[new], fresh))
             for member in few:
@@ -237,7 +237,7 @@ class SearchRun(SweepRun):
             return []
         self._set_facts()
         name = f"group {number + 1}"
-        changed, damaged = self.record.open_group(number, trainer, group_facts(trainer), name, stores=False)
+        changed, damaged = self.record.open_group(number, trainer, trainer.facts(), name, stores=False)
         self.record.write()
         notes = [f"continues, not bit for bit, since these changed: {'; '.join(changed)}"] if changed else []
         return notes + damaged
@@ -345,7 +345,7 @@ class SearchRun(SweepRun):
         for name, numbers in about["members"].items():
             lanes = self._lanes_of(plan.groups[int(name)])
             if lanes is not None:
-                like[name] = host_shapes(lanes.trainer.programs.shapes, len(numbers))
+                like[name] = HostStates.shapes(lanes.trainer.programs.shapes, len(numbers))
         notes = [stores[name].set_aside(at, what) for name, at, what in damaged]
         for store in stores.values():
             store.forget_after(step)

@@ -18,16 +18,7 @@ from jaxnn._json import (
     with_tuples,
 )
 from jaxnn._provenance import file_name_of, script
-from jaxnn.engine import (
-    MemberLog,
-    PopulationRecord,
-    Trainer,
-    Trial,
-    VmapPlan,
-    evaluations_since_best,
-    group_facts,
-    population_facts,
-)
+from jaxnn.engine import MemberLog, PopulationRecord, Trainer, Trial, VmapPlan
 from jaxnn.run import continued_options
 from jaxnn.search import Points, Searcher, rebuilt
 from jaxnn.sweeps import _stored
@@ -92,7 +83,7 @@ class SweepRecord(PopulationRecord):
         """Opens a group and writes what is known of it; returns notes on changes and damage."""
         if self.directory is None:
             return []
-        changed, damaged = self.open_group(number, trainer, group_facts(trainer), f"group {number + 1}")
+        changed, damaged = self.open_group(number, trainer, trainer.facts(), f"group {number + 1}")
         self.write()
         notes = [f"continues, not bit for bit, since these changed: {'; '.join(changed)}"] if changed else []
         return notes + damaged
@@ -109,15 +100,15 @@ def origin_of(experiment: Experiment[Any]) -> dict[str, Any]:
     return {"script": script(), "name": file_name_of(experiment)}
 
 
-def sweep_facts(plan: SweepPlan, first: Trainer, origin: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of ``record.json`` from the start; ``first`` trains the first group."""
+def new_record(plan: SweepPlan, first: Trainer, origin: Mapping[str, Any]) -> SweepRecord:
+    """The record, without its directory, of a sweep that starts; ``first`` trains the first group."""
     name = plan.options.name or origin["name"] or first.splits.name
     groups = [
         {"static": dict(group.static), "traced": group.traced, "members": [m.number for m in group.members]}
         for group in plan.groups
     ]
     axes: Any = {"axes": [vars(axis) for axis in plan.points.axes], "unread": list(plan.unread)}
-    return population_facts(
+    return SweepRecord.start(
         plan.experiment, plan.options, first, groups, name, origin["script"], **axes, **design_facts(plan)
     )
 
@@ -131,7 +122,7 @@ def design_facts(plan: SweepPlan) -> dict[str, Any]:
 def _best_of(log: MemberLog, monitored: str, *, higher_is_better: bool) -> dict[str, float]:
     """The evaluation of a member that was best by the monitored metric, and its ``step``; empty before the first."""
     lines = [line for line in log.lines if monitored in line]
-    since = evaluations_since_best(log.values(monitored), higher_is_better=higher_is_better)
+    since = log.evaluations_since_best(monitored, higher_is_better=higher_is_better)
     best, split = lines[: len(lines) - since][-1:], monitored.partition("_")[0]
     return {name: value for line in best for name, value in line.items() if name == "step" or name.startswith(split)}
 

@@ -8,7 +8,7 @@ from jaxnn import run as runs
 from jaxnn._clock import Clock
 from jaxnn._signals import interruptible
 from jaxnn._text import short_path
-from jaxnn.engine import Trainer, continued_facts
+from jaxnn.engine import Trainer
 from jaxnn.parallel import computing_on
 from jaxnn.record import Checkpoints, Record
 from jaxnn.search import Points, Searcher
@@ -17,7 +17,7 @@ from jaxnn.sweeps._groups import reason
 from jaxnn.sweeps._plan import SweepOptions, SweepPlan, checked_points, group_rows, plan_sweep, sweep_rows
 from jaxnn.sweeps._search_run import SearchRun
 from jaxnn.sweeps._sweep import Sweep
-from jaxnn.sweeps._sweep_record import SweepRecord, new_sweep_dir, origin_of, sweep_facts
+from jaxnn.sweeps._sweep_record import SweepRecord, new_record, new_sweep_dir, origin_of
 from jaxnn.sweeps._sweep_run import FAILURES, SweepRun
 from jaxnn.types import ConfigError, Experiment, RecordError, TrainingError
 
@@ -57,14 +57,15 @@ def sweep_here(
             is_over = before is not None and before["status"] == "finished"
             is_over = is_over and (plan.search is not None or all(map(plan.is_over, plan.groups)))
             if before is None:
-                facts = sweep_facts(plan, _first_trainer(plan), origin)
+                record = new_record(plan, _first_trainer(plan), origin)
+            elif is_over:
+                record = SweepRecord(None, before, before)
             else:
-                facts = before if is_over else continued_facts(before, plan.experiment, options, origin["script"])
+                record = SweepRecord.resume(before, plan.experiment, options, origin["script"])
         # From here on there is something to save, and a record to complete.
         with interruption.finishing("the current window"), contextlib.ExitStack() as opened:
-            record = SweepRecord(None, facts, before)
             if options.record:
-                path = options.resume or Record.create(options.run_dir or new_sweep_dir(facts["name"]))
+                path = options.resume or Record.create(options.run_dir or new_sweep_dir(record.facts["name"]))
                 record.directory = opened.enter_context(Record.open(path))
             # A sweep that is over is loaded, not run: its record stays as it is.
             if not is_over:
@@ -89,12 +90,14 @@ def sweep_here(
 
 def _plan_only(plan: SweepPlan, display: runs.Display, origin: Mapping[str, Any]) -> Sweep:
     """Prints how the sweep would be run."""
-    facts: dict[str, Any] = {}
+    record: SweepRecord | None = None
     for group in plan.groups:
         display.rows(group_rows(plan, group))
-        facts = facts or {**sweep_facts(plan, plan.trainer(group), origin), "status": "planned"}
+        record = record or new_record(plan, plan.trainer(group), origin)
         del plan.open[group.number]
-    return SweepRecord(None, facts).results(plan)
+    assert record is not None
+    record.facts["status"] = "planned"
+    return record.results(plan)
 
 
 def _first_trainer(plan: SweepPlan) -> Trainer:

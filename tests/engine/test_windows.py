@@ -110,7 +110,8 @@ def test_directions_of_metrics_are_stated_or_known_by_their_whole_names():
     ],
 )
 def test_evaluations_since_best(values, higher, expected):
-    assert engine.evaluations_since_best(values, higher_is_better=higher) == expected
+    log = engine.MemberLog(lines=[{"loss": value} for value in values])
+    assert log.evaluations_since_best("loss", higher_is_better=higher) == expected
 
 
 def settled(lines: list[dict[str, float]], **options: object) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from sweep_networks import members
 
 import jaxnn as jn
-from jaxnn.engine import CALLS_AHEAD, Population, Shape, Trainer, arrange, load_data
+from jaxnn.engine import CALLS_AHEAD, Population, Shape, Trainer, load_data
 from jaxnn.sweeps import plan_sweep
 from jaxnn.types import Examples
 
@@ -44,7 +44,7 @@ def opened(experiment: jn.Experiment, num_members: int, vmap_size: int | None, d
 
 def laid_out(trainer: Trainer, shape: Shape) -> Population:
     """Returns all members of a population before their first step, on the devices."""
-    alive, slots = np.ones(len(trainer.logs), np.bool_), arrange(range(len(trainer.logs)), shape)
+    alive, slots = np.ones(len(trainer.logs), np.bool_), shape.arrange(range(len(trainer.logs)))
     return trainer.programs.lay_out(trainer.host_states(), slots, alive, 0)
 
 
