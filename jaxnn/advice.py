@@ -155,7 +155,7 @@ def _measure_sizes(experiment: Experiment[Any], splits: Splits, sizes: Sequence[
             make_call = engine.make_calls(programs, "to plan the batch size")
             for num_steps in (engine.ENOUGH_STEPS, MANY_STEPS):
                 call = make_call(num_steps)  # compiles, so that the memory is known
-                trial = engine.try_size(size, num_steps, call, programs.temporary_bytes(None, num_steps))
+                trial = engine.Trial.measure(size, num_steps, call, programs.temporary_bytes(None, num_steps))
                 if trial.seconds * num_steps > engine.PROBE_SECONDS:
                     break
             return trial
@@ -201,7 +201,7 @@ def _measure_parts(experiment: Experiment[Any], splits: Splits, kind: str) -> di
         def seconds(part: Callable[[Any, Any], Any]) -> float:
             # The mask is a constant, as in a run's step: the program can use that the batch is full.
             program = jax.jit(lambda state, inputs, targets: part(state, Batch(inputs, targets, batch.mask)))
-            return engine.try_size(1, 1, lambda: program(state, batch.inputs, batch.targets), 0).seconds
+            return engine.Trial.measure(1, 1, lambda: program(state, batch.inputs, batch.targets), 0).seconds
 
         times = np.maximum.accumulate([seconds(part) for part in parts.values()])
     return dict(zip(parts, np.diff(times, prepend=0.0).tolist(), strict=True))

@@ -40,7 +40,7 @@ ENVIRONMENT = (
 )
 MOST_TOP_LEVEL_NAMES = 44
 # These may only fall: names that packages import from each other beside those in `__all__`, and circles of modules.
-MOST_HIDDEN_NAMES = 140
+MOST_HIDDEN_NAMES = 118
 MOST_CIRCLES = 3
 
 

@@ -6,9 +6,9 @@ from jaxnn.engine._lanes import Lanes
 from jaxnn.engine._loop import WindowReport, train
 from jaxnn.engine._options import Probe, RunOptions, StrategyOption
 from jaxnn.engine._population_record import PopulationRecord
-from jaxnn.engine._prediction import make_predict, predict_in_batches
+from jaxnn.engine._prediction import make_predict
 from jaxnn.engine._prepare import Members, fastest_steps, make_calls, open_trainer, programs_of
-from jaxnn.engine._pure import make_init, make_step, over_members
+from jaxnn.engine._pure import make_init, make_step
 from jaxnn.engine._states import MEMBERS, HostStates, Population, Shape, with_keys
 from jaxnn.engine._trainer import RUNNING, MemberLog, Trainer
 from jaxnn.engine._tuning import (
@@ -22,7 +22,6 @@ from jaxnn.engine._tuning import (
     fitting_block,
     narrow,
     seconds_per_step,
-    try_size,
     widen,
 )
 from jaxnn.engine._windows import CALLS_AHEAD, Flight, Plan, Stall, near_divisor, typical_window, with_tails

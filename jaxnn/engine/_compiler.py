@@ -18,7 +18,7 @@ from jaxnn._fingerprints import data_fingerprint, program_fingerprint, text_fing
 from jaxnn._text import format_bytes
 from jaxnn.engine import _pure
 from jaxnn.engine._feed import Piece, evaluation_pieces
-from jaxnn.engine._prediction import make_predict, metrics_of_outputs
+from jaxnn.engine._prediction import in_batches, make_predict, metrics_of_outputs
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, Start, find_start, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
 from jaxnn.nn import collect_reasons
@@ -212,6 +212,15 @@ class Programs:
         """The model's outputs for a batch of inputs, compiled once per shape."""
         gathered = self.layout.replicated if process_count() > 1 else None
         return jax.jit(make_predict(self.task, self.source, self.layout), out_shardings=gathered)
+
+    def predict_in_batches(self, state: TrainState, inputs: Any, batch_size: int) -> Any:
+        """The outputs ``[examples, ...]`` of one member, as `in_batches`, sharded over the devices."""
+        return in_batches(functools.partial(self.predict, state), self.inputs, inputs, batch_size, self.layout)
+
+    def predict_members(self, population: Population, inputs: Any, batch_size: int) -> Any:
+        """The outputs ``[chunks, lanes, examples, ...]`` of a population, as `in_batches`."""
+        predict = functools.partial(jax.jit(_pure.make_population_predict(self.spec)), population)
+        return in_batches(predict, self.inputs, inputs, batch_size, axis=2)
 
     def zeros(self, shape: Shape | None) -> Totals:
         """Totals of no steps, on the host."""

@@ -15,6 +15,8 @@ from jaxnn.observe import Compilation, describe_devices
 from jaxnn.parallel import format_mesh
 from jaxnn.types import Experiment
 
+TIME = "%Y-%m-%dT%H:%M:%S%z"
+
 
 @dataclasses.dataclass
 class PopulationRecord:
@@ -44,7 +46,7 @@ class PopulationRecord:
         facts = {
             "format": records.FORMAT,
             "name": name,
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "started": time.strftime(TIME),
             **_process_facts(experiment, options, script),
             **_trainer_facts(trainer),
             "axes": (),
@@ -70,13 +72,7 @@ class PopulationRecord:
         ``trainer`` trains a run; the groups of a sweep are opened later, and decide nothing here.
         """
         process = {name: before[name] for name in ("command", "git", "devices", "jax_flags") if name in before}
-        resumed = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "step": 0,
-            "changed": [],
-            "damaged": [],
-            "before": process,
-        }
+        resumed = {"time": time.strftime(TIME), "step": 0, "changed": [], "damaged": [], "before": process}
         now = _process_facts(experiment, options, script) | ({} if trainer is None else _trainer_facts(trainer))
         name = options.name or before["name"]  # trackers know it by this
         since = {"name": name, "resumed": [*(before.get("resumed") or ()), resumed], "summary": None}

@@ -51,7 +51,7 @@ def metrics_of_outputs(task: Task, seen: Sequence[Any], count: np.ndarray, num_e
     return found
 
 
-def predict_in_batches(
+def in_batches(
     predict: Callable[[PyTree], PyTree],
     trained_on: PyTree,
     inputs: PyTree,

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxnn.data import is_augmented
 from jaxnn.engine._feed import DeviceFeed
+from jaxnn.engine._prediction import make_predict
 from jaxnn.engine._states import MEMBERS, Population, Shape
 from jaxnn.optim import AdamTransformation, evaluation_state, value_and_grad_of
 from jaxnn.parallel import SINGLE_DEVICE, Layout
@@ -290,7 +291,7 @@ def make_population_evaluate(spec: GroupSpec, source: Source) -> Callable[..., A
         (values, kept), (examples, indices, mask, numbers) = own, piece
         return make_evaluate(spec, source, values)(state, examples, indices, jnp.asarray(mask), numbers, kept)
 
-    compute = over_members(spec, one, 4)
+    compute = _over_members(spec, one, 4)
 
     def evaluate(population: Population, *arguments: Any) -> Any:
         *piece, kept = arguments
@@ -300,7 +301,17 @@ def make_population_evaluate(spec: GroupSpec, source: Source) -> Callable[..., A
     return evaluate
 
 
-def over_members(spec: GroupSpec, one: Callable[..., Any], num_arguments: int) -> Callable[..., Any]:
+def make_population_predict(spec: GroupSpec) -> Callable[[Population, PyTree], PyTree]:
+    """Returns a pure function: ``(population, inputs [batch, ...])`` to outputs ``[chunks, lanes, batch, ...]``."""
+
+    def one(values: Mapping[str, Array], state: TrainState, inputs: PyTree) -> PyTree:
+        member = spec.member(values)
+        return make_predict(member.task(member.config), spec.source)(state, inputs)
+
+    return _over_members(spec, one, 1)
+
+
+def _over_members(spec: GroupSpec, one: Callable[..., Any], num_arguments: int) -> Callable[..., Any]:
     """Returns a pure function of a population and ``num_arguments`` arguments that all members share.
 
     It computes ``one(values, state, *arguments)`` for every living member, with axes ``[chunks, lanes]``.

@@ -1,5 +1,7 @@
 """Sizes chosen by timing compiled calls: steps per call, members under one ``vmap``, examples per batch."""
 
+from __future__ import annotations
+
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -142,12 +144,12 @@ class Trial(NamedTuple):
     per_second: float  # the throughput of one device: member-steps or examples per second
     temporary_bytes: int  # the memory that a call takes and frees again
 
-
-def try_size(size: int, num_steps: int, call: Call, temporary_bytes: int) -> Trial:
-    """Times a compiled ``call`` of ``num_steps`` steps: the faster of two calls, after one that warms up."""
-    timed_round(call, 1, 1)
-    seconds = min(timed_round(call, 1, 1) for _ in range(2)) / num_steps
-    return Trial(size, seconds, size / seconds, temporary_bytes)
+    @staticmethod
+    def measure(size: int, num_steps: int, call: Call, temporary_bytes: int) -> Trial:
+        """Times a compiled ``call`` of ``num_steps`` steps: the faster of two calls, after one that warms up."""
+        timed_round(call, 1, 1)
+        seconds = min(timed_round(call, 1, 1) for _ in range(2)) / num_steps
+        return Trial(size, seconds, size / seconds, temporary_bytes)
 
 
 def widen(
@@ -343,7 +345,7 @@ def _try_members(programs: Programs, shape: Shape, steps: int, most: int | None)
         population, totals = program(population, programs.zeros(shape), programs.spec.feed.prepare(0, steps))
         return totals
 
-    return try_size(shape.lanes // programs.spec.num_devices, steps, call, temporary)
+    return Trial.measure(shape.lanes // programs.spec.num_devices, steps, call, temporary)
 
 
 def fitting_block(member_bytes: int, free_bytes: int | None, num_members: int) -> tuple[int, str | None]:

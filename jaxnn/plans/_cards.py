@@ -174,7 +174,7 @@ def _measured_speeds(device: jax.Device) -> tuple[float, float, float]:
     def seconds(function: Callable[..., Any], *shapes: tuple[tuple[int, ...], str]) -> float:
         arrays = [jnp.ones(shape, dtype, device=device) for shape, dtype in shapes]
         call = jax.jit(function)
-        return min(engine.try_size(1, 1, lambda: call(*arrays), 0).seconds for _ in range(3))
+        return min(engine.Trial.measure(1, 1, lambda: call(*arrays), 0).seconds for _ in range(3))
 
     single, half = (
         2 * size**3 / seconds(jnp.matmul, *[((size, size), dtype)] * 2) for dtype in ("float32", "bfloat16")

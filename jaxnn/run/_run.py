@@ -131,10 +131,8 @@ class Run:
         Raises:
             ConfigError: the inputs cannot be of the dtype of the training inputs, or the model refuses their shape.
         """
-        programs = self._loaded.programs
-        predict = functools.partial(programs.predict, self.state if state is None else state)
-        trained_on = programs.inputs
-        return engine.predict_in_batches(predict, trained_on, inputs, batch_size, programs.layout)
+        state = self.state if state is None else state
+        return self._loaded.programs.predict_in_batches(state, inputs, batch_size)
 
     def confusion_matrix(
         self, split: str = "test", *, batch_size: int = 512, state: TrainState | None = None

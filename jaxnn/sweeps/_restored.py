@@ -80,15 +80,8 @@ def predict_members(sweep: Any, inputs: Any, batch_size: int, devices: int | Non
     """Returns the outputs ``[members, examples, ...]`` of the members of a `Sweep`, as `Sweep.predict`."""
 
     def outputs(group: RestoredGroup) -> list[PyTree]:
-        programs = group.programs
-
-        def one(values: Any, state: Any, batch: PyTree) -> PyTree:
-            member = programs.spec.member(values)
-            return engine.make_predict(member.task(member.config), programs.source)(state, batch)
-
         _, population, places = _laid_out(group)
-        together = functools.partial(jax.jit(engine.over_members(programs.spec, one, 1)), population)
-        found = engine.predict_in_batches(together, programs.inputs, inputs, batch_size, axis=2)
+        found = group.programs.predict_members(population, inputs, batch_size)
         return [jax.tree.map(lambda leaf, at=at: leaf[at], found) for at in places]
 
     rows = _by_member(sweep, outputs, devices)

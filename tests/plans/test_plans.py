@@ -12,7 +12,6 @@ import pytest
 from flax import linen
 
 import jaxnn as jn
-from jaxnn import engine
 from jaxnn.advice import Advice, BatchSizePlan, DeviceFigures
 from jaxnn.engine import Trial
 from jaxnn.nn import BatchNorm, Conv
@@ -157,7 +156,7 @@ def test_what_breaks_a_graph_leaves_its_short_ends_outside(middle, alone):
 @pytest.mark.parametrize("kind", ["NVIDIA H200", "NVIDIA H100 PCIe"])
 def test_a_gpu_at_hand_is_bounded_by_memory_and_launches(kind, monkeypatch):
     monkeypatch.setattr(jnp, "ones", lambda *_, **__: None)
-    monkeypatch.setattr(engine, "try_size", lambda *_: Trial(1, 1e-3, 1e3, 0))
+    monkeypatch.setattr(Trial, "measure", lambda *_: Trial(1, 1e-3, 1e3, 0))
     stats = {"bytes_limit": 8 * 2**30, "bytes_in_use": 2 * 2**30}
     chip = Mock(platform="gpu", compute_capability="9.0", device_kind=kind, memory_stats=lambda: stats)
     card = card_here(chip)
