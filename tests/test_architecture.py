@@ -24,7 +24,7 @@ from tests import processes, shell
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIBRARY = sorted((ROOT / "jaxnn").rglob("*.py"))
 LEVELS = (
-    "types > _batch_context _bounds _clock _compat _fingerprints _json > _text > _disk _figures _provenance _signals"
+    "types > _batch_context _clock _compat _fields _fingerprints _json > _text > _disk _figures _provenance _signals"
     " _transfers > nn data optim observe search > models > tasks > steps > parallel > record > engine > run > sweeps"
     " > advice plans trees testing > cli > __init__ > __main__"
 )
