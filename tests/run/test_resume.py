@@ -196,10 +196,9 @@ GRID = "data=2,model=2"
 
 def resumed_layout(recorded: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """The layout options, without defaults, of a run with ``recorded`` options that is resumed with ``given``."""
-    recorded = jn.RunOptions().recorded() | recorded
     options = with_changes(jn.RunOptions(), given)
-    found = continued_options(options, recorded, Path("there"), "run", trains=True, fixed=())
-    return {name: value for name, value in found.explicit().items() if value not in (None, "auto")}
+    new = continued_options(options, jn.RunOptions().recorded() | recorded, Path("there"), "run", trains=True, fixed=())
+    return {name: value for name, value in new.explicit().items() if value not in (None, "auto")}
 
 
 @pytest.mark.parametrize(
