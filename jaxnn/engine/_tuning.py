@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -241,6 +241,12 @@ class VmapPlan(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """The plan, for a record."""
         return self._asdict() | {"trials": [trial._asdict() for trial in self.trials]}
+
+    @staticmethod
+    def of_json(recorded: Mapping[str, Any]) -> VmapPlan:
+        """Returns the ``recorded`` plan."""
+        trials = tuple(Trial(*(trial[name] for name in Trial._fields)) for trial in recorded["trials"])
+        return VmapPlan(**{name: recorded.get(name) for name in VmapPlan._fields} | {"trials": trials})
 
     def size_for(self, num_members: int) -> int:
         """The fastest size that was tried for this many members on a device; as chosen if none was."""

@@ -18,7 +18,7 @@ from jaxnn._json import (
     with_tuples,
 )
 from jaxnn._provenance import file_name_of, script
-from jaxnn.engine import MemberLog, PopulationRecord, Trainer, Trial, VmapPlan
+from jaxnn.engine import MemberLog, PopulationRecord, Trainer, VmapPlan
 from jaxnn.run import continued_options
 from jaxnn.search import Points, Searcher, rebuilt
 from jaxnn.sweeps import _stored
@@ -229,11 +229,10 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
         return
     for group, facts in zip(plan.groups, before["groups"], strict=plan.search is None):
         if (chosen := facts.get("vmap")) is not None:
-            trials = tuple(Trial(*(trial[name] for name in Trial._fields)) for trial in chosen["trials"])
-            found = VmapPlan(**{name: chosen.get(name) for name in VmapPlan._fields} | {"trials": trials})
+            found = VmapPlan.of_json(chosen)
             # Larger ones would take memory for members that do not exist.
             count = len(group.members) if plan.search is None else plan.num_lanes
-            if max(found.size, *(trial.size for trial in trials), 1) > max(count, options["vmap_size"] or 1):
+            if max(found.size, *(trial.size for trial in found.trials), 1) > max(count, options["vmap_size"] or 1):
                 raise RecordError(f"{path / record.RECORD_FILE} has a vmap size of more members than a group has.")
             plan.vmapped[group.number] = found
 
