@@ -30,7 +30,20 @@ LEVELS = (
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS.split(" > ")) for package in packages.split()}
 LAZY = (
-    *("sklearn", "matplotlib", "orbax", "tyro", "pooch", "PIL", "chex", "ray", "grain", "equinox", "flax.nnx"),
+    *(
+        "sklearn",
+        "matplotlib",
+        "orbax",
+        "tyro",
+        "pooch",
+        "PIL",
+        "chex",
+        "ray",
+        "grain",
+        "equinox",
+        "flax.nnx",
+        "optuna",
+    ),
     *("tensorboardX", "wandb", "mlflow", "pandas"),
 )
 # The second sets the environment of worker processes; the third switches kernels; the fourth the compiler's options;

@@ -246,7 +246,8 @@ class VmapPlan(NamedTuple):
     def of_json(recorded: Mapping[str, Any]) -> VmapPlan:
         """Returns the ``recorded`` plan."""
         trials = tuple(Trial(*(trial[name] for name in Trial._fields)) for trial in recorded["trials"])
-        return VmapPlan(**{name: recorded.get(name) for name in VmapPlan._fields} | {"trials": trials})
+        found: dict[str, Any] = {name: recorded.get(name) for name in VmapPlan._fields}
+        return VmapPlan(**found | {"trials": trials})
 
     def size_for(self, num_members: int) -> int:
         """The fastest size that was tried for this many members on a device; as chosen if none was."""

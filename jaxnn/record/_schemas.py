@@ -44,6 +44,7 @@ STALLS = [{"where": str, "step": COUNT, "seconds": AMOUNT}]
 SUMMARY = {
     **{"seconds?": {"*": AMOUNT}, "stalls?": STALLS, "members?": {"*": COUNT}, "num_compilations?": COUNT},
     **{"member_steps?": AMOUNT, "member_steps_per_second?": AMOUNT, "examples_per_second?": AMOUNT},
+    "lanes_in_use?": AMOUNT,
     **{"throughput?": {"steps_per_second": AMOUNT, "spread": AMOUNT, "num_windows": COUNT}, "compiler?": [str]},
     **{"first_step_seconds?": {"*": AMOUNT}, "compilations?": {"*": AMOUNT}, "peak_bytes?": (AMOUNT, str)},
 }

@@ -163,6 +163,7 @@ class _Rungs(NamedTuple):
     source: Any
     reached: Mapping[tuple[int, int], Mapping[int, float]]  # the value of each member that got there
     promoted: Mapping[tuple[int, int], frozenset[int]]  # those that went on, or ended there
+    running: int = 0  # the number of members in training
 
 
 def asha(
@@ -172,8 +173,9 @@ def asha(
 
     Li et al., "A System for Massively Parallel Hyperparameter Tuning", 2020. Members pause at rungs, 1/27, 1/9 and 1/3
     of their steps for ``eta=3``; one is promoted when it is among the best ``1/eta`` of those that reached its rung so
-    far. A schedule is that of a full run, cut off. In bracket ``b`` of several, which take turns, the first rung is the
-    one numbered ``b``: safer if short runs mislead, and dearer.
+    far. With few members there are fewer rungs, and the best is trained to the end in any case. A schedule is that of a
+    full run, cut off. In bracket ``b`` of several, which take turns, the first rung is the one numbered ``b``: safer if
+    short runs mislead, and dearer.
 
     >>> space = {"learning_rate": jn.search.log_uniform(1e-4, 1e-1), "dropout": jn.search.uniform(0.0, 0.5)}
     >>> jn.search.asha(space, num=64).shares
@@ -192,7 +194,7 @@ def asha(
         ConfigError: a value is not as above.
     """
     source = Searcher.of("asha", points, num, key)
-    shares = _checked_rungs("asha", eta, min_fraction)
+    shares = _checked_rungs("asha", eta, min_fraction, source.num or math.inf)
     if check_int("asha: brackets", brackets) > len(shares):
         raise ConfigError(f"asha has {brackets} brackets and {len(shares)} rungs: lower brackets, or min_fraction.")
     last = len(shares) - 1
@@ -207,7 +209,11 @@ def asha(
             promoted[place] = gone | {*chosen}
             proposals += [Promote(member) for member in chosen]
         inner, new = source.ask(state.source, count - len(proposals)) if len(proposals) < count else (state.source, [])
-        return _Rungs(inner, state.reached, promoted), [*proposals, *new]
+        proposals += new
+        if count and not proposals and not state.running and not any(rung == last for _, rung in state.reached):
+            # Nothing is left, and too few came to a rung to promote one of ``eta``: the best goes on alone.
+            proposals += _best_left(state.reached, promoted)
+        return _Rungs(inner, state.reached, promoted, state.running + len(proposals)), proposals
 
     def tell(state: _Rungs, reports: Sequence[Reached]) -> tuple[_Rungs, list[Verdict]]:
         inner, theirs = source.tell(state.source, reports)
@@ -222,12 +228,24 @@ def asha(
                     promoted[place] = promoted.get(place, frozenset()) | {report.member}
                 verdict = "stop" if verdict == "stop" else "pause"
             verdicts.append(verdict)
-        return _Rungs(inner, reached, promoted), verdicts
+        ended = sum(report.over or verdict != "continue" for report, verdict in zip(reports, verdicts, strict=True))
+        return _Rungs(inner, reached, promoted, state.running - ended), verdicts
 
     settings = {"eta": eta, "min_fraction": min_fraction, "brackets": brackets, "of": source.description}
     return Searcher(
         "asha", lambda: _Rungs(source.init(), {}, {}), ask, tell, shares, source.scales, source.num, settings
     )
+
+
+def _best_left(reached: Any, promoted: dict[tuple[int, int], frozenset[int]]) -> list[Proposal]:
+    """The best member of the highest rung that has one left, which is added to the ``promoted``; none if none has."""
+    for place in sorted(reached, key=lambda place: (-place[1], place[0])):
+        left = {member: value for member, value in reached[place].items() if member not in promoted[place]}
+        if left and math.isfinite(min(left.values())):
+            best = min(left, key=lambda member: (left[member], member))
+            promoted[place] |= {best}
+            return [Promote(best)]
+    return []
 
 
 class _Halves(NamedTuple):

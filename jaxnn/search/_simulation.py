@@ -51,16 +51,17 @@ def simulate(searcher: Searcher, curve: Callable[[Mapping[str, Any], float], flo
     """
     state, members, events = searcher.init(), list[SimulatedMember](), list[Any]()
     running: list[tuple[float, int]] = []  # when a member reaches its next share, and its number
+    paused = set[int]()
     now = cost = 0.0
 
     def begin(number: int) -> None:
         share = members[number].share
         target = next(one for one in searcher.shares if one > share + 1e-9)
         members[number] = members[number]._replace(status="running")
+        paused.discard(number)
         heapq.heappush(running, (now + target - share, number))
 
     while True:
-        paused = [number for number, member in enumerate(members) if member.status == "paused"]
         state, proposals = searcher.ask(state, lanes - len(running))
         for one in searcher.check_proposals(proposals, lanes - len(running), paused):
             events.append(one)
@@ -75,6 +76,7 @@ def simulate(searcher: Searcher, curve: Callable[[Mapping[str, Any], float], flo
                     begin(number)
                 case Drop(number):
                     members[number] = members[number]._replace(status="pruned")
+                    paused.discard(number)
         if not running:
             return Simulation(tuple(members), cost, tuple(events))
         now, reports = running[0][0], list[Reached]()
@@ -96,3 +98,4 @@ def simulate(searcher: Searcher, curve: Callable[[Mapping[str, Any], float], flo
             else:
                 status = "paused" if verdict == "pause" else "pruned"
                 members[report.member] = members[report.member]._replace(status=status)
+                paused |= {report.member} if verdict == "pause" else set()

@@ -42,7 +42,7 @@ class SearchRun(SweepRun):
         self.reached: dict[int, int] = {}  # of each member: the number of shares that it has reported
         self.reported = None if self.record.directory is None else self.record.directory.digest()
         self.saved_step = 0  # of the newest checkpoint
-        self.lane_windows = self.filled_windows = 0
+        self.lane_windows = self.filled_windows = self._tenth = 0
         self._saved_at, self._since_saved = time.perf_counter(), 0
         self._elapsed_before, self._steps_before = 0.0, 0  # of earlier processes
 
@@ -231,6 +231,10 @@ class SearchRun(SweepRun):
             trainer.record, trainer.reported = self.record.directory, self.reported
         return trainer
 
+    def more_summary(self) -> dict[str, Any]:
+        """What else the summary of the record has."""
+        return {"lanes_in_use": self.filled_windows / max(1, self.lane_windows)}
+
     def record_group(self, number: int, trainer: Trainer) -> list[str]:
         """Adds what is known of a group to the record; its states are saved with those of all."""
         if self.record.directory is None:
@@ -279,7 +283,9 @@ class SearchRun(SweepRun):
         )
         # As if the rest took as many steps as those so far, one by one.
         left = round(done * max(0, most - started) / started) + self.plan.num_left
-        self._show(f"{in_lanes}/{self.plan.num_lanes} lanes", window, left)
+        # A line for each tenth, as of a run.
+        tenth, self._tenth = self._tenth, int(10 * done / max(1, done + left))
+        self._show(f"{in_lanes}/{self.plan.num_lanes} lanes", window, left, is_milestone=self._tenth > tenth)
 
     def _ends(self, group: Group) -> list[int]:
         return [self.plan.share_end(group, share) for share in self.search.searcher.shares]

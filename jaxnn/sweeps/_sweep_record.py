@@ -24,7 +24,7 @@ from jaxnn.search import Points, Searcher, rebuilt
 from jaxnn.sweeps import _stored
 from jaxnn.sweeps._members import Member, show_point
 from jaxnn.sweeps._plan import SweepOptions, SweepPlan, parse_shard
-from jaxnn.sweeps._search_events import FILE, read_events
+from jaxnn.sweeps._search_events import FILE, Search, read_events
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.types import ConfigError, Experiment, RecordError
 
@@ -154,10 +154,8 @@ def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment
     return experiment, Points(made, {axis["name"]: axis["scale"] for axis in before["axes"]})
 
 
-def saved_search(path: Path | None, before: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What the newest checkpoint of the search in ``path`` says of it; None: it is no search, or none was saved."""
-    if path is None or before is None or before["search"] is None:
-        return None
+def saved_search(path: Path, before: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the newest checkpoint of the search in ``path`` says of it; None: none was saved."""
     _, about, _ = record.Checkpoints.newest_of_all(search_stores(path, before))
     return about.get("search")
 
@@ -168,11 +166,20 @@ def search_stores(path: Path, facts: Mapping[str, Any], keep_last: int = 2) -> d
     return {f"{one}": record.Checkpoints(record.Record.states(path, facts, one), keep_last, 0) for one in numbers}
 
 
-def events_of(path: Path | None, saved: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """What the searcher of the search in ``path`` was asked and told until its newest checkpoint."""
-    if path is None or saved is None:
+def events_of(path: Path | None, before: Mapping[str, Any] | None, searcher: Any) -> list[dict[str, Any]]:
+    """What the searcher of the search in ``path`` was asked and told until its newest checkpoint.
+
+    ConfigError if it was another one.
+    """
+    if path is None or before is None or before["search"] is None or not isinstance(searcher, Searcher):
         return []
-    _, events = read_events(path)
+    described, events = read_events(path)
+    if Search(searcher).header()["searcher"] != described:
+        raise ConfigError(
+            f"the searcher of the sweep in {path} is not this one ({described.get('name')} with other settings): "
+            f"--resume {path} without points continues with what it has; or start a new sweep."
+        )
+    saved = saved_search(path, before) or {"events": 0}
     if len(events) < saved["events"]:
         raise RecordError(f"{path / FILE} lacks events of the newest checkpoint: restore the file from a copy.")
     return events[: saved["events"]]
@@ -241,14 +248,10 @@ def _check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None
     """Confirms that ``plan`` is the sweep of the ``record.json`` in ``where``, or of another shard of it."""
     check_same_config(before["config"], plan.experiment.config, "sweep", where)
     now, what = jsonable(design_facts(plan)), None
-    if plan.search is not None and before["search"] is not None:
-        described, _ = read_events(where)
-        if plan.search.header()["searcher"] != described:
-            what = f"the searcher of the sweep in {where} is not this one ({described['name']} with other settings"
-    elif now["search"] != before["search"]:
+    if now["search"] != before["search"]:
         names = [one["search"]["name"] if one["search"] else "a list of points" for one in (before, now)]
         what = f"the searcher of the sweep in {where} is not this one ({names[0]}, not {names[1]}"
-    elif now["points"] != before["points"]:
+    elif plan.search is None and now["points"] != before["points"]:
         what = f"the points of the sweep in {where} are not these ({_difference(before['points'], now['points'])}"
     if what is not None:
         raise ConfigError(f"{what}): --resume {where} without points continues what it has; or start a new sweep.")

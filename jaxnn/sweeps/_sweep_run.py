@@ -94,6 +94,10 @@ class SweepRun:
         """Adds what is known of a group to the record, and restores its states; returns notes on both."""
         return self.record.open(number, trainer)
 
+    def more_summary(self) -> dict[str, Any]:
+        """What else the summary of the record has."""
+        return {}
+
     def _train_all(self) -> None:
         self.record.write_members(self.plan)
         for group in self.plan.groups:
@@ -146,9 +150,10 @@ class SweepRun:
         if window.saved:
             self.record.write_members(plan)
         place = f"group {group.number + 1}/{len(plan.groups)}  " if len(plan.groups) > 1 else ""
-        self._show(f"{place}step {window.step}", window, plan.num_left)
+        left = plan.num_left
+        self._show(f"{place}step {window.step}", window, left, is_milestone=window.evaluated or left == 0)
 
-    def _show(self, title: str, window: WindowReport, left: int) -> None:
+    def _show(self, title: str, window: WindowReport, left: int, *, is_milestone: bool) -> None:
         """Shows a window: its ``title``, the members by status, the best one, the speed, and how much is ``left``."""
         plan = self.plan
         numbers = count_by_status(plan.members)
@@ -161,7 +166,7 @@ class SweepRun:
         rate = window.num_steps * len(window.lines) / window.seconds
         done = sum(member.step for member in plan.members)
         rates = f"{format_rate(rate)} member-steps/s"
-        report = SweepReport(done, done + left, title, numbers, rates, window.evaluated or left == 0)
+        report = SweepReport(done, done + left, title, numbers, rates, is_milestone)
         with self.interruption.stopping_if_unread():
             self.display.report(report)
 
@@ -186,6 +191,7 @@ class SweepRun:
             "members": Counter(log.status for log in logs),
             "stalls": [dataclasses.asdict(stall) for stall in self.flight.stalls],
         }
+        summary |= self.more_summary()
         self.record.write(status="interrupted" if unfinished else "finished", summary=summary)
         if not unfinished and self.writers.take_media and (results := self.record.results(plan)).lines:
             self.writers.media("sweep", results.plot(), max(log.step for log in logs))

@@ -28,6 +28,11 @@ _REMEDIES = {
     "devices": "the function computes something else when XLA shards its rows",
     "pmap": "it couples the examples of a batch, draws random numbers itself, or is no mean over equally many numbers "
     "on each device: use strategy='data', or layers of jaxnn.nn",
+    "description": "shares ascend to 1, and settings are what JSON can hold",
+    "proposals": "see jn.search.Searcher for what may be proposed",
+    "pure": "keep everything in the state, and draw by a generator that is made from it",
+    "end": "propose nothing when there is nothing to propose",
+    "losses": "a member that diverged is over, with an infinite value",
     "rows": "an output depends on other examples: leave the check out if that is meant",
 }
 

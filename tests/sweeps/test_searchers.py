@@ -1,0 +1,150 @@
+"""Searchers on learning curves that are known: what they propose, promote, copy and drop, and how they end."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxnn as jn
+from jaxnn.search import Drop, Fork, Promote, Propose, Reached, Searcher, simulate
+
+RATE = {"rate": jn.search.log_uniform(1e-4, 1.0)}
+DRAWS = jn.search.random(81, 0, **RATE)
+
+
+def curve(point: Mapping[str, Any], share: float) -> float:
+    """The best rate is 0.01; all improve by as much while they train."""
+    return (math.log10(point["rate"]) + 2) ** 2 + 0.3 / (1 + 9 * share)
+
+
+BUILT_IN: dict[str, Callable[[], Searcher]] = {
+    "asha": lambda: jn.search.asha(RATE, num=81),
+    "asha of brackets": lambda: jn.search.asha(DRAWS, eta=2, brackets=3),
+    "halving": lambda: jn.search.halving(DRAWS),
+    "pbt": lambda: jn.search.pbt({**RATE, "seed": [0, 1]}, 12, generations=5),
+    "optuna": lambda: jn.search.optuna(RATE, 24),
+    "asha of optuna": lambda: jn.search.asha(jn.search.optuna(RATE, 30)),
+}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_searchers_conform_and_find_what_is_good(name):
+    searcher = BUILT_IN[name]()
+    assert set(jn.testing.check_searcher(searcher, curve, lanes=8).values()) == {"passed"}
+    found = simulate(searcher, curve, lanes=8)
+    best = found.best()
+    assert best.status == "finished" and abs(math.log10(best.point["rate"]) + 2) < 0.35
+    # As a record describes it, it is the same search.
+    described = json.loads(json.dumps(searcher.settings | {"name": searcher.name}))
+    again = jn.search.rebuilt(described)
+    assert simulate(again, curve, lanes=8).members == found.members and again.settings == searcher.settings
+
+
+def test_halving_trains_one_of_three_on_and_asha_wastes_little():
+    halved = simulate(jn.search.halving(DRAWS), curve, lanes=16)
+    ranked = sorted(halved.members, key=lambda member: curve(member.point, 1.0))
+    # 81 members to 1/81, 27 on to 1/27, 9 to 1/9, 3 to 1/3, 1 to the end, the best of each.
+    assert [member.share for member in ranked] == pytest.approx(
+        [1, *[1 / 3] * 2, *[1 / 9] * 6, *[1 / 27] * 18, *[1 / 81] * 54]
+    )
+    assert {member.status for member in ranked[1:]} == {"pruned"} and halved.cost == pytest.approx(1 + 4 * 2 / 3)
+    asynchronous = simulate(jn.search.asha(DRAWS, min_fraction=1 / 27), curve, lanes=16)
+    assert asynchronous.best().point == ranked[0].point and asynchronous.cost < 81 / 4
+
+
+def test_asha_promotes_the_best_third_of_those_that_came_so_far():
+    searcher = jn.search.asha(jn.grid(seed=range(9)), eta=3, min_fraction=1 / 3)
+    state, first = searcher.ask(searcher.init(), 4)
+    assert first == [Propose({"seed": seed}) for seed in range(4)]
+    told = [Reached(member, 1 / 3, value, False) for member, value in enumerate([0.3, 0.1, 0.2])]
+    state, verdicts = searcher.tell(state, told)
+    assert verdicts == ["pause"] * 3
+    state, then = searcher.ask(state, 3)
+    assert then == [Promote(1), Propose({"seed": 4}), Propose({"seed": 5})]
+    # One that diverged counts, and is not promoted; the next of the best goes on when six came.
+    more = [Reached(3, 1 / 3, math.inf, True), Reached(4, 1 / 3, 0.5, False), Reached(5, 1 / 3, 0.4, False)]
+    state, _ = searcher.tell(state, more)
+    assert searcher.ask(state, 1)[1] == [Promote(2)]
+
+
+def test_pbt_copies_the_best_and_changes_their_values():
+    searcher = jn.search.pbt({**RATE, "width": jn.search.integers(2, 9), "seed": [5]}, 8, generations=2)
+    state, started = searcher.ask(searcher.init(), 8)
+    values = [abs(math.log10(one.point["rate"]) + 2) for one in started]
+    state, verdicts = searcher.tell(state, [Reached(number, 0.5, value, False) for number, value in enumerate(values)])
+    ranked = sorted(range(8), key=values.__getitem__)
+    _, then = searcher.ask(state, 8)
+    assert verdicts == ["pause"] * 8 and {*then[:2]} == {*map(Drop, ranked[6:])}
+    for fork in then[2:4]:
+        assert isinstance(fork, Fork) and fork.member in ranked[:2] and fork.point["seed"] == 5
+        factor = fork.point["rate"] / started[fork.member].point["rate"]
+        assert factor == pytest.approx(0.8) or factor == pytest.approx(1.2)
+    assert {*then[4:]} == {*map(Promote, ranked[:6])}
+
+
+def test_fields_may_depend_on_others_and_sobol_fills_the_space():
+    space = {
+        "kind": jn.search.choice(["sgd", "adam"]),
+        "momentum": lambda point: MOMENTUM if point["kind"] == "sgd" else 0.0,
+    }
+    for draw in (jn.search.random, jn.search.sobol):
+        points = draw(64, 3, **space, seed=[0, 1])
+        assert len(points) == 128 and [point["seed"] for point in points][:3] == [0, 1, 0]
+        assert all((point["momentum"] > 0) == (point["kind"] == "sgd") for point in points)
+    even = jn.search.sobol(32, 1, rate=jn.search.uniform(0, 1), layers=jn.search.integers(1, 4))
+    assert np.histogram(even.values("rate"), bins=32, range=(0, 1))[0].tolist() == [1] * 32
+    assert [list(point["layers"] for point in even).count(layers) for layers in (1, 2, 3, 4)] == [8] * 4
+
+
+MOMENTUM = jn.search.uniform(0.5, 0.9)
+
+
+def forgetful(state: Any, count: int) -> Any:
+    FORGOTTEN.append(count)
+    return state, [Propose({"rate": float(len(FORGOTTEN))})] if len(FORGOTTEN) < 40 else []
+
+
+FORGOTTEN: list[int] = []
+BAD: dict[str, tuple[Searcher, str]] = {
+    "pure": (Searcher("bad", lambda: 0, forgetful, scales={"rate": "log"}), "is another the second time"),
+    "end": (
+        Searcher("bad", lambda: 0, lambda state, count: (0, [Propose({"rate": 1.0})] * count), scales={"rate": "log"}),
+        "no end",
+    ),
+    "proposals": (
+        Searcher("bad", lambda: 0, lambda state, count: (0, [Promote(3)]), scales={"rate": "log"}),
+        "not paused",
+    ),
+    "description": (Searcher("bad", lambda: 0, lambda state, count: (0, []), shares=(0.5,)), "ascend to 1"),
+}
+
+
+@pytest.mark.parametrize("check", BAD)
+def test_searchers_that_break_a_rule_are_named(check):
+    searcher, words = BAD[check]
+    with pytest.raises(
+        jn.testing.ConformanceError, match=rf"check_searcher: 1 of 1 checks failed.\n{check}: .*{words}"
+    ):
+        jn.testing.check_searcher(searcher, curve, checks=(check,))
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "asha needs points": lambda: jn.search.asha([{"rate": 1}]),
+    "asha draws from a space: say how many": lambda: jn.search.asha(RATE),
+    "num is for a space": lambda: jn.search.asha(DRAWS, num=3),
+    "asha has 9 brackets and 4 rungs": lambda: jn.search.asha(DRAWS, brackets=9),
+    "halving ranks all members": lambda: jn.search.halving(BAD["pure"][0]),
+    "pbt perturbs values": lambda: jn.search.pbt(DRAWS, 8),  # type: ignore[arg-type]
+    "pbt's quantile is 0.9": lambda: jn.search.pbt(RATE, 8, quantile=0.9),
+    "optuna: the field 'seed'": lambda: jn.search.optuna({"seed": [1, 2]}, 3),
+    "has code that its record does not hold": lambda: jn.search.rebuilt({"name": "mine"}),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_searchers_refuse_what_they_cannot_use(words):
+    with pytest.raises(jn.ConfigError, match=words):
+        REFUSED[words]()
