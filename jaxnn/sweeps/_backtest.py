@@ -12,6 +12,7 @@ import numpy as np
 from jaxnn._text import Table
 from jaxnn.search import Points, Searcher, simulate
 from jaxnn.sweeps._members import point_key, spread_of
+from jaxnn.sweeps._plan import SweepOptions, search_window, share_end
 from jaxnn.tasks import check_direction
 from jaxnn.types import ConfigError
 
@@ -84,6 +85,7 @@ def backtest(
         return float(values[max(0, int(np.searchsorted(at, share + 1e-9, side="right")) - 1)])
 
     best = min(curve(point, 1.0) for point in points)
+    num_steps = members[0].step
     scales = {axis.name: axis.scale for axis in sweep.axes}
     spent: dict[str, list[float]] = {name: [] for name in searchers}
     regret: dict[str, list[float]] = {name: [] for name in searchers}
@@ -91,7 +93,10 @@ def backtest(
     for _ in range(orders):
         ordered = Points(tuple(points[index] for index in rng.permutation(len(points))), scales)
         for name, make in searchers.items():
-            found_by = simulate(make(ordered), curve, lanes=lanes or max(1, len(points) // LANES_SHARE))
+            searcher = make(ordered)
+            window = search_window(num_steps, searcher.shares[0], SweepOptions())
+            ends = [share_end(num_steps, share, window) / num_steps for share in searcher.shares]
+            found_by = simulate(searcher, curve, lanes=lanes or max(1, len(points) // LANES_SHARE), ends=ends)
             finished = [member.value for member in found_by.members if member.status == "finished"]
             spent[name].append(found_by.cost / len(points))
             regret[name].append(min(finished, default=math.nan) - best)

@@ -337,7 +337,7 @@ class Sweep:
         ...
 
         Args:
-            searchers: by name, functions of the points in an order, as ``lambda points: jn.search.asha(points, eta=2)``.
+            searchers: by name, functions of points in an order, as ``lambda points: jn.search.asha(points, eta=2)``.
             metric: by which members are compared; default: the monitored one.
             orders: their number; intervals are over them.
             lanes: members in training at once; default: an eighth of all.
