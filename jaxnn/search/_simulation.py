@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxnn.search._searchers import Drop, Fork, Promote, Propose, Reached, Searcher
@@ -38,11 +38,18 @@ class Simulation(NamedTuple):
         return min(self.members, key=lambda member: (-member.share, member.value))
 
 
-def simulate(searcher: Searcher, curve: Callable[[Mapping[str, Any], float], float], *, lanes: int = 8) -> Simulation:
+def simulate(
+    searcher: Searcher,
+    curve: Callable[[Mapping[str, Any], float], float],
+    *,
+    lanes: int = 8,
+    ends: Sequence[float] | None = None,
+) -> Simulation:
     """Runs a searcher on learning curves, without training.
 
     Members in ``lanes`` progress at equal speed; ``curve(point, share)`` is the value of a point after a ``share`` of
-    its steps, the lower the better, and infinite if it diverged. ConfigError if the searcher proposes what it may not.
+    its steps, the lower the better, and infinite if it diverged. ``ends`` are where the searcher's shares end if they
+    do so at ends of windows; default: the shares. ConfigError if the searcher proposes what it may not.
 
     >>> points = jn.grid(learning_rate=[0.1, 0.2, 0.4, 0.8])
     >>> found = jn.search.simulate(jn.search.halving(points, 2), lambda point, share: point["learning_rate"] - share)
@@ -50,13 +57,14 @@ def simulate(searcher: Searcher, curve: Callable[[Mapping[str, Any], float], flo
     ({'learning_rate': 0.1}, 2.0)
     """
     state, members, events = searcher.init(), list[SimulatedMember](), list[Any]()
+    ends = searcher.shares if ends is None else ends
     running: list[tuple[float, int]] = []  # when a member reaches its next share, and its number
     paused = set[int]()
     now = cost = 0.0
 
     def begin(number: int) -> None:
         share = members[number].share
-        target = next(one for one in searcher.shares if one > share + 1e-9)
+        target = next(one for one in ends if one > share + 1e-9)
         members[number] = members[number]._replace(status="running")
         paused.discard(number)
         heapq.heappush(running, (now + target - share, number))
@@ -83,11 +91,12 @@ def simulate(searcher: Searcher, curve: Callable[[Mapping[str, Any], float], flo
         while running and running[0][0] <= now + 1e-9:
             _, number = heapq.heappop(running)
             member = members[number]
-            share = next(one for one in searcher.shares if one > member.share + 1e-9)
+            share = next(one for one in ends if one > member.share + 1e-9)
+            reached = searcher.shares[sum(one <= share + 1e-9 for one in ends) - 1]
             value, cost = float(curve(member.point, share)), cost + share - member.share
             over = share >= 1 or not math.isfinite(value)
             members[number] = member._replace(status="finished" if over else "running", share=share, value=value)
-            reports.append(Reached(number, share, value, over))
+            reports.append(Reached(number, reached, value, over))
         state, verdicts = searcher.tell(state, reports)
         for report, verdict in zip(reports, searcher.check_verdicts(verdicts, reports), strict=True):
             events.append((report, verdict))

@@ -274,6 +274,8 @@ def spread_of(values: np.ndarray) -> Spread:
     n = len(finite)
     mean = float(finite.mean()) if n else math.nan
     deviation = float(finite.std(ddof=1)) if n > 1 else math.nan
+    if n > 1 and deviation <= ROUNDING**2 * np.abs(finite).max():
+        deviation = 0.0  # of equal values
     return Spread(n, mean, deviation, *mean_interval(finite))
 
 

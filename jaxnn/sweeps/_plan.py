@@ -112,8 +112,7 @@ class SweepPlan:
         """The step at which the members of a group report a share of their steps to a searcher: a window's end."""
         num_steps = group.members[0].experiment.config.num_steps
         assert self.search is not None
-        window = search_window(num_steps, self.search.searcher.shares[0], self.options)
-        return int(min(num_steps, max(1, round(share * num_steps / window)) * window))
+        return share_end(num_steps, share, search_window(num_steps, self.search.searcher.shares[0], self.options))
 
     def add(self) -> list[PlannedMember]:
         """Plans the members that the search proposed since, in the group that computes the same or a new one."""
@@ -228,6 +227,11 @@ def plan_sweep(
         groups = [group._replace(number=n) for n, group in enumerate(group for group in kept if group.members)]
         members = [m for m in members if m.number in chosen or (part == 1 and not m.unfinished)]
     return SweepPlan(experiment, points, None, options, members, groups, unread, load, clock)
+
+
+def share_end(num_steps: int, share: float, window: int) -> int:
+    """The step at which a ``share`` of the steps ends: at the nearest end of a window."""
+    return int(min(num_steps, max(1, round(share * num_steps / window)) * window))
 
 
 def search_window(num_steps: int, first: float, options: SweepOptions) -> int:

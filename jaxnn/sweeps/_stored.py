@@ -47,6 +47,7 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     if ended := [part["summary"] for part in parts if part.get("summary")]:
         summary = {name: sum(one.get(name, 0) for one in ended) for name in ("member_steps", "num_compilations")}
         summary["seconds"] = dict(sum((Counter(one.get("seconds")) for one in ended), Counter()))
+        summary |= {name: ended[0][name] for name in ("lanes_in_use",) if name in ended[0]}  # a search has no shards
         training = summary["seconds"].get("train")
         summary["member_steps_per_second"] = summary["member_steps"] / training if training else None
     return Sweep(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,9 @@ import numpy as np
 from jaxnn._json import metrics_of
 from jaxnn._text import Table, format_rate, format_split, short_path, text_table
 from jaxnn.run import Run, open_run
-from jaxnn.search import Axis, Points
+from jaxnn.search import Axis, Points, Searcher
 from jaxnn.sweeps import _members
+from jaxnn.sweeps._backtest import BackTest, backtest
 from jaxnn.sweeps._members import LOST, SEED, GroupRow, Groups, Member, count_by_status, show, show_field, show_point
 from jaxnn.sweeps._restored import evaluate_members, predict_members
 from jaxnn.tasks import check_direction, direction_of
@@ -318,6 +319,32 @@ class Sweep:
             RecordError: the data are not those that the sweep was trained on, or as `Sweep.run`.
         """
         return evaluate_members(self, split, devices)
+
+    def backtest(
+        self,
+        searchers: Mapping[str, Callable[[Points], Searcher]],
+        metric: str | None = None,
+        *,
+        orders: int = 20,
+        lanes: int | None = None,
+        key: int = 0,
+    ) -> BackTest:
+        """Returns what searchers would have spent and found on the members that were trained to the end.
+
+        Their recorded curves are searched in random orders, without training. ConfigError if fewer than two finished.
+
+        >>> swept.backtest({"asha": jn.search.asha, "halving": jn.search.halving}, orders=5)
+        searcher  steps spent ...  found the best  regret in test_loss
+        ...
+
+        Args:
+            searchers: by name, functions of points in an order, as ``lambda points: jn.search.asha(points, eta=2)``.
+            metric: by which members are compared; default: the monitored one.
+            orders: their number; intervals are over them.
+            lanes: members in training at once; default: an eighth of all.
+            key: determines the orders.
+        """
+        return backtest(self, searchers, metric, orders, lanes, key)
 
     def table(self, metric: str | None = None, limit: int = 20) -> Table:
         """Returns at most ``limit`` members, best by ``metric`` first: points, status, step and metrics, and errors.

@@ -45,6 +45,8 @@ def draw_sweep(sweep: Sweep, metric: str | None = None) -> Figure:
         panels.insert(0, partial(draw_curves))
     if len(sweep.settings) == 2:
         panels.append(partial(draw_pair))
+    if "lanes_in_use" in sweep.summary and sweep.direction(metric) is not None:
+        panels.append(partial(draw_search))
     figure, subplots = new_panels(len(panels))
     for panel, axes in zip(panels, subplots, strict=True):
         panel(axes, sweep, metric)
@@ -168,6 +170,23 @@ def draw_axis(axes: Axes, sweep: Sweep, metric: str, axis: Axis) -> None:
     _mark(axis, axes.xaxis)
     lost = [_position(axis, member.fields.get(axis.name)) for member in sweep.lost]
     _finish(axes, sweep, metric, values[np.isfinite(scores) | short], lost, title)
+
+
+def draw_search(axes: Axes, sweep: Sweep, metric: str) -> None:
+    """Draws the best value that any member had so far against the steps of all members together."""
+    lines = sorted((line for line in sweep.lines if metric in line), key=lambda line: line.get("elapsed", 0.0))
+    steps, values, done = list[int](), list[float](), dict[int, int]()
+    for line in lines:
+        # A copy begins where its parent was.
+        before = done.get(line["member"], line["step"] - round(line["seconds"] * line["steps_per_second"]))
+        steps.append(line["step"] - before)
+        values.append(line[metric])
+        done[line["member"]] = line["step"]
+    finite = np.where(np.isfinite(values), values, np.nan)
+    best = (np.fmax if sweep.direction(metric) == "max" else np.fmin).accumulate(finite)
+    axes.step(np.cumsum(steps), best, c="C0", lw=1.2, where="post")
+    axes.set_xlabel("steps of all members")
+    _finish(axes, sweep, metric, best[np.isfinite(best)], [], "best so far")
 
 
 def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:

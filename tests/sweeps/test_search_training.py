@@ -128,6 +128,22 @@ def test_members_that_fail_or_diverge_are_told_and_the_rest_goes_on():
     assert Counter(member.status for member in sweep.members)["finished"] >= 2 and sweep.status == "finished"
 
 
+def test_a_back_test_tells_what_a_search_would_have_spent(searched):
+    points = jn.search.random(18, 0, **RATE)
+    whole = jn.sweep(LONG, points, record=False, report_every=6, eval_every=6, progress="none")
+    searchers = {"all": lambda points: jn.search.halving(points, min_fraction=1.0), "asha": jn.search.asha}
+    found = whole.backtest(searchers, orders=8, lanes=4)
+    assert found.spent["all"].tolist() == [1.0] * 8 and found.regret["all"].tolist() == [0.0] * 8
+    # The live search, of these points in one order.
+    live = searched.summary["member_steps"] / (18 * 54)
+    assert found.spent["asha"].mean() == pytest.approx(live, rel=0.15) and (found.regret["asha"] >= 0).all()
+    assert "steps spent" in repr(found) and found.table().header[0] == "searcher"
+    best = min(member.final["test_loss"] for member in searched.members if member.status == "finished")
+    assert any(abs(regret + whole.values("test_loss").min() - best) < 1e-5 for regret in found.regret["asha"])
+    with pytest.raises(jn.ConfigError, match="needs members that finished"):
+        searched.select(learning_rate=searched.best().point["learning_rate"]).backtest(searchers)
+
+
 REFUSED: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "and windows of a search fill the steps: choose num_steps=56": (LONG, None, {"eval_every": 8}),
     "which windows of about 111 steps do not fill": (tiny.experiment(num_steps=997), None, {}),
