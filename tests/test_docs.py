@@ -135,7 +135,7 @@ SHARED: dict[str, Callable[[], Any]] = {"experiment": experiment, "run": run, "s
 SETS = ("mnist", "fashion_mnist", "cifar10", "cats_vs_dogs", "imdb", "ptb", "sms_spam")
 REAL = {f"jn.data.{name}(": name for name in SETS} | {"jn.data.ag_news(": "ag_news_test"}
 # Examples with these calls need an optional library.
-OPTIONAL = {"run.export(": "flatbuffers", "_weights(": "safetensors"}
+OPTIONAL = {"search.optuna": "optuna", "run.export(": "flatbuffers", "_weights(": "safetensors"}
 NAMES = dict(jax=jax, jnp=jnp, np=np, optax=optax, linen=linen, jn=jn, Path=Path, harness=harness)
 
 

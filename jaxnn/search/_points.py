@@ -190,7 +190,7 @@ def sobol(num: int, key: int, **axes: SpaceAxis) -> Points:
     Owen, "Scrambling Sobol' and Niederreiter-Xing points", 1998, by SciPy. Arguments and errors are those of `random`.
 
     >>> sorted(jn.search.sobol(4, 0, dropout=jn.search.uniform(0.0, 1.0)).values("dropout"))  # one in each quarter
-    [0.0..., 0.4..., 0.7..., 0.8...]
+    [0.15..., 0.40..., 0.55..., 0.75...]
     """
     from scipy.stats import qmc  # type: ignore[import-untyped]
 

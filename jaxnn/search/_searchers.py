@@ -14,32 +14,54 @@ type Proposal = Propose | Promote | Fork | Drop
 
 
 class Propose(NamedTuple):
-    """Train a new member. Members are numbered from 0 in the order of their `Propose` and `Fork`."""
+    """Train a new member. Members are numbered from 0 in the order of their `Propose` and `Fork`.
+
+    >>> jn.search.Propose({"learning_rate": 0.1}).point
+    {'learning_rate': 0.1}
+    """
 
     point: Mapping[str, Any]  # the fields that it sets
 
 
 class Promote(NamedTuple):
-    """Train a paused member on."""
+    """Train a paused member on.
+
+    >>> jn.search.Promote(3).member
+    3
+    """
 
     member: int
 
 
 class Fork(NamedTuple):
-    """Train a new member that continues from the state of another one, which is paused, with other values."""
+    """Train a new member that continues from the state of another one, which is paused, with other values.
+
+    >>> jn.search.Fork(3, {"learning_rate": 0.08}).member
+    3
+    """
 
     member: int
     point: Mapping[str, Any]
 
 
 class Drop(NamedTuple):
-    """End a paused member; its state is deleted."""
+    """End a paused member; its state is kept while there is room, as that of one that a run may continue.
+
+    >>> jn.search.Drop(3).member
+    3
+    """
 
     member: int
 
 
 class Reached(NamedTuple):
-    """What a searcher gets to know of a member, at one of the shares it asked for and when the member ends."""
+    """What a searcher gets to know of a member, at one of the shares it asked for and when the member ends.
+
+    >>> searcher = jn.search.asha(jn.grid(seed=range(4)), eta=2)
+    >>> state, _ = searcher.ask(searcher.init(), 1)
+    >>> searcher.tell(state, [jn.search.Reached(member=0, share=0.25, value=1.5, over=False)])[1]
+    ['pause']
+    """
 
     member: int
     share: float  # of its steps, one of `Searcher.shares`; that it was on the way to if it ended before

@@ -364,7 +364,13 @@ def test_command_is_a_module_and_exits_with_a_status(tmp_path):
 
 
 # With a task, a training step or an environment of their own, or two experiments.
-LONGER = {"cartpole_ppo.py": 170, "digits_gan.py": 110, "digits_dp_sgd.py": 80, "digits_sam.py": 60, "digits_search.py": 80}
+LONGER = {
+    "cartpole_ppo.py": 170,
+    "digits_gan.py": 110,
+    "digits_dp_sgd.py": 80,
+    "digits_sam.py": 60,
+    "digits_search.py": 80,
+}
 LONGER |= {"half_precision.py": 60, "digits_diffusion.py": 100, "fashion_vae.py": 95, "cats_vs_dogs_finetune.py": 105}
 
 
