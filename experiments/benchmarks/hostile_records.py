@@ -76,6 +76,9 @@ KINDS = {
     "compiles.json of a sweep": Kind(("halted",), "compiles.json", ("show", "resume sweep")),
     ".lock of a sweep": Kind(("halted",), ".lock", ("show", "resume sweep")),
     "state files of a sweep": Kind(("swept", "halted"), "groups/*/*/**/*", MEMBER_READERS),
+    "record.json of a search": Kind(("searched",), "record.json", SWEEP_READERS),
+    "search.jsonl": Kind(("searched",), "search.jsonl", ("show", "open sweep", "resume sweep")),
+    "checkpoint.json of a search": Kind(("searched",), "groups/*/*/checkpoint.json", MEMBER_READERS),
     "a saved state": Kind(("state",), "**/*", ("load", "load like")),
     "trees.npz": Kind(("trees.npz",), "", ("load trees",)),
     "weights.safetensors": Kind(("weights.safetensors",), "", ("load weights",)),
@@ -194,10 +197,13 @@ def make_records(root: Path) -> None:
     jn.sweep(experiment, points, run_dir=whole / "halted", checkpoint_every=2, writers=("tensorboard",), **how)
     for shard in ("1/2", "2/2"):
         jn.sweep(experiment, points, run_dir=whole / "sharded", shard=shard, **how)
-    facts = json.loads((file := whole / "halted" / "record.json").read_text())
-    facts["status"] = "interrupted"
-    del facts["groups"][0]["closed"]
-    file.write_text(json.dumps(facts))
+    searcher = jn.search.halving(jn.grid(seed=range(4), batch_size=[4, 8]), 2)
+    jn.sweep(experiment, searcher, run_dir=whole / "searched", checkpoint_every=2, **how)
+    for name in ("halted", "searched"):
+        facts = json.loads((file := whole / name / "record.json").read_text())
+        facts["status"] = "interrupted"
+        facts["groups"][0].pop("closed", None)
+        file.write_text(json.dumps(facts))
     jn.trees.GradientBoostingClassifier(num_trees=4, max_depth=2).fit(INPUTS, LABELS).save(whole / "trees.npz")
 
 
