@@ -82,6 +82,10 @@ def test_a_list_in_lanes_is_the_list_as_a_sweep():
 SEARCHES = {
     "asha": lambda: jn.search.asha(RATE, num=14),
     "pbt": lambda: jn.search.pbt(RATE, 6, generations=3),
+    # The second group's members are all among the worst, so that a resumed search never trains them again.
+    "halving": lambda: jn.search.halving(
+        jn.search.zip(learning_rate=[0.1, 0.2, 0.3, 1e-4, 2e-4, 3e-4], batch_size=[8, 8, 8, 4, 4, 4]), 2
+    ),
     "groups": lambda: jn.search.asha({**RATE, "batch_size": jn.search.choice([4, 8])}, num=12),
 }
 

@@ -93,6 +93,7 @@ def test_fields_may_depend_on_others_and_sobol_fills_the_space():
     for draw in (jn.search.random, jn.search.sobol):
         points = draw(64, 3, **space, seed=[0, 1])
         assert len(points) == 128 and [point["seed"] for point in points][:3] == [0, 1, 0]
+        assert points.scales["seed"] == "nominal" and draw(64, 3, **space, seed=[0, 1]) == points
         assert all((point["momentum"] > 0) == (point["kind"] == "sgd") for point in points)
     even = jn.search.sobol(32, 1, rate=jn.search.uniform(0, 1), layers=jn.search.integers(1, 4))
     assert np.histogram(even.values("rate"), bins=32, range=(0, 1))[0].tolist() == [1] * 32

@@ -50,12 +50,6 @@ def test_draws_of_narrow_ranges_are_within_them_and_differ():
         assert low <= min(drawn) < max(drawn) <= high and len({*drawn}) == 500
 
 
-def test_draws_run_with_listed_values():
-    points = jn.search.random(2, 0, rate=jn.search.uniform(0.0, 1.0), seed=range(3))
-    assert [point["seed"] for point in points] == [0, 1, 2, 0, 1, 2] and len(points.values("rate")) == 2
-    assert dict(points.scales) == {"rate": "linear", "seed": "nominal"}
-
-
 def test_scale_of_an_axis():
     cases: list[tuple[str, list[object], str]] = [
         ("rate", [1e-4, 1e-3, 1e-2], "log"),

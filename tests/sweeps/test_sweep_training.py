@@ -224,19 +224,6 @@ def test_interrupted_sweep_resumes_bit_for_bit(ending, finished, tmp_path, capsy
     assert {int(rest.run(index).state.step) for index in (0, 1, 4)} == {30}
 
 
-@pytest.mark.slow
-def test_interrupted_halving_prunes_the_same_members(tmp_path):
-    # The second group's members are all among the worst, so that a resumed sweep never opens it again.
-    points = jn.search.zip(learning_rate=[0.1, 0.2, 0.3, 1e-4, 2e-4, 3e-4], batch_size=[8, 8, 8, 4, 4, 4])
-    long, design = tiny.experiment(num_steps=40), jn.search.halving(points, 2)
-    expected = jn.sweep(long, design, record=False, **HOW)
-    assert statuses(expected)[3:] == ["pruned"] * 3
-    # Two groups of two windows each are the first rung; the fifth window is in the second.
-    first = jn.sweep(long, design, run_dir=tmp_path / "sweep", **interrupted(5))
-    assert first.status == "interrupted" and first.members[4].status == "pruned"
-    assert outcome(resume(tmp_path / "sweep", long)) == outcome(expected)
-
-
 def test_interruption_in_the_last_window_leaves_a_finished_sweep(tmp_path):
     sweep = jn.sweep(tiny.experiment(), FOUR, run_dir=tmp_path / "sweep", **interrupted(4))
     assert sweep.status == "finished" and sweep.run(1).final == sweep.members[1].final
