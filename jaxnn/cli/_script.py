@@ -193,6 +193,8 @@ def _sweep(
         kinds = {flag: typing.get_type_hints(type(owner))[flag] for flag, (_, owner) in flags.items()}
         named = {flag: name for flag, (name, _) in flags.items()}
         space = design.axes(named, lambda flag, word: _value(flag, kinds[flag], _word(kinds[flag], word)))
+        if twice := [name for name in space if name in values]:
+            raise ConfigError(f"{twice[0]} has values and is drawn from the --space: give one of them.")
         points: Any = {**many, **space} if space else script
         if isinstance(points, search.Searcher) and many:
             raise ConfigError("the script has a searcher: give each field one value, or a --space and a --search.")

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxnn._fields import bounded, check_fields
-from jaxnn.types import ConfigError
+from jaxnn.types import ConfigError, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,7 +47,9 @@ class Design:
         for word in self.space:
             flag, _, given = word.partition("=")
             flag = flag.replace("-", "_").rpartition(".")[2]
-            if flag not in fields or not given:
+            if flag not in fields and given:
+                raise ConfigError(f"--space: the config has no field {flag!r}: {suggest(flag, fields)}.")
+            if not given:
                 raise ConfigError(f"--space {word!r} is no FIELD=VALUES of the config: write {flag}={SPACE}.")
             kind, *ends = given.split(":") if given.startswith("log:") else ("", *given.split(":"))
             if len(ends) == 1:

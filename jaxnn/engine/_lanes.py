@@ -30,7 +30,9 @@ class Lanes(MemberBlock):
         every = trainer.plan.eval_every
         self.plan = with_tails(trainer.plan._replace(num_steps=every, report_every=every, checkpoint_every=0))
         sharding = trainer.programs.sharding(shape)
-        self._insert: Callable[..., Population] = jax.jit(_inserted, donate_argnums=0, out_shardings=sharding)
+        how: Any = {"donate_argnums": 0, "out_shardings": sharding}
+        self._insert: Callable[..., Population] = jax.jit(_inserted, **how)
+        self._permute: Callable[..., Population] = jax.jit(_permuted, **how)
 
     @property
     def rows(self) -> list[int]:  # type: ignore[override]
@@ -91,6 +93,7 @@ class Lanes(MemberBlock):
     def train_window(self) -> WindowReport:
         """Trains all members in lanes by one window, evaluates them, and records and settles what they reported."""
         trainer, plan = self.trainer, self.plan
+        self._close_ranks()
         running = [row for row in self.rows if trainer.logs[row].status == RUNNING]
         alive = np.isin(self.slots, running)
         last = max(np.flatnonzero(alive.any(axis=1)), default=-1)
@@ -108,6 +111,15 @@ class Lanes(MemberBlock):
             self.steps[row] += plan.num_steps
         self.kept = {}
         return process(self, result, evaluates=True)
+
+    def _close_ranks(self) -> None:
+        """Moves members to the first chunks if fewer hold all of them: chunks without a member are not computed."""
+        taken = self.slots != EMPTY
+        if -(-int(taken.sum()) // self.shape.lanes) < 1 + max(np.flatnonzero(taken.any(axis=1)), default=-1):
+            order = np.argsort(~taken.reshape(-1), kind="stable")
+            self.slots = self.slots.reshape(-1)[order].reshape(self.shape)
+            places = np.stack(np.unravel_index(order, self.shape)).astype(np.int32)
+            self.state = self._permute(self.state, places)
 
 
 def _last(shape: Shape) -> np.ndarray:
@@ -130,6 +142,19 @@ def _inserted(population: Population, places: Array, states: TrainState, values:
         members=jax.tree.map(put, population.members, states),
         values=jax.tree.map(put, dict(population.values), dict(values)),
         bad_step=put(population.bad_step, np.full(len(places), -1, np.int32)),
+    )
+
+
+def _permuted(population: Population, places: Array) -> Population:
+    """The population with the lane at ``places [2, lanes of all chunks]``, chunk and lane, as the first, and so on."""
+
+    def moved(every: Any) -> Any:
+        return every[places[0], places[1]].reshape(every.shape)
+
+    return population._replace(
+        members=jax.tree.map(moved, population.members),
+        values=jax.tree.map(moved, dict(population.values)),
+        bad_step=moved(population.bad_step),
     )
 
 

@@ -97,8 +97,8 @@ def open_trainer(
         )
     if not (given.in_step or feed.resident):
         raise ConfigError(
-            "the data are not on the device, so members cannot be at different steps: sweep a list of points without "
-            "lanes, or choose a smaller data set."
+            "the data are not on the device, so members cannot be at different steps: leave resident out, "
+            "choose a smaller data set, or sweep a list of points without lanes."
         )
     spec = GroupSpec(experiment, given.member, splits.train, feed, layout, given.in_step)
     logs = list(logs) if logs is not None else [MemberLog()]

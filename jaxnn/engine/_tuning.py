@@ -44,6 +44,8 @@ SLOWER = 1.05
 MEMORY_SHARE = 0.8
 # Each vmap size tried is this many times the one before: throughput changes slowly with it.
 FACTOR = 4
+# The lanes of a search on a CPU are in so many chunks at least.
+LANE_CHUNKS = 4
 # A second size is tried if the training takes this many times as long as the first trial did, compilation included.
 WORTH_TRYING = 10
 # The overhead of shorter calls is noticeable.
@@ -277,6 +279,9 @@ def plan_vmap_size(
     steps = near_divisor(window, ENOUGH_STEPS) if on_cpu else many_steps(programs, window, block)
     steps = min(given_steps or steps, window)
     sizes = _sizes_to_try(programs.traced_step.operations, block, on_cpu=on_cpu, apart=apart, thorough=thorough)
+    if on_cpu and not programs.spec.in_step and not thorough:
+        # Lanes become empty at the end of a search: chunks without a member are not computed.
+        sizes = sorted({min(size, max(1, block // LANE_CHUNKS)) for size in sizes})
     if given is not None:
         sizes = [min(given, block)]
     if given_steps is not None and given is not None:

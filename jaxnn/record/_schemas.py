@@ -75,6 +75,7 @@ LINE = {"step": COUNT, "member": COUNT, "*": METRIC}
 CHECKPOINT: dict[str, Any] = {"step": COUNT, "metrics": {"*": METRIC}, "log?": {"lines": COUNT, "sha256": str}}
 # Of a search: the number of its events, the members in the rows of each group, in lanes, and by their status.
 SEARCHED: dict[str, Any] = {"events": COUNT, "members": {"*": [COUNT]}, "by_status": {"*": [COUNT]}}
+SEARCHED["steps"] = {"*": COUNT}
 SEARCHED["lanes"] = {"*": [Span("a whole number from -1", -1, 2**31 - 1)]}
 CHECKPOINT["search?"] = SEARCHED
 IDS = {"*": {"*": {"id": str, "sent": COUNT}}}

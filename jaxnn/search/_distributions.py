@@ -112,9 +112,16 @@ def described_space(space: Mapping[str, Any]) -> dict[str, Any]:
     """What identifies a space, fields with their distributions, lists or functions, in a record."""
 
     def described(axis: Any) -> Any:
-        return axis._asdict() if isinstance(axis, Distribution) else getattr(axis, "__qualname__", None) or list(axis)
+        if isinstance(axis, Distribution):
+            return axis._asdict()
+        return named(axis) if callable(axis) else list(axis)
 
     return {name: described(axis) for name, axis in space.items()}
+
+
+def named(function: Any) -> str | None:
+    """The name of a function in a record, or its type if it has none; None for None."""
+    return None if function is None else getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def is_number(value: Any) -> bool:

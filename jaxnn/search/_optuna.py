@@ -45,7 +45,9 @@ def optuna(space: Mapping[str, Any], num: int, key: int = 0, *, sampler: Any = N
     except ImportError as error:
         raise ConfigError('search.optuna needs Optuna, which is not installed: pip install "jaxnn[optuna]".') from error
     check_int("optuna: num", num)
-    check_int("optuna: key", key, 0)
+    check_int("optuna: key", key, 0, 2**32 - 1)
+    if sampler is not None and not callable(sampler):
+        raise ConfigError(f"optuna: sampler is {sampler!r:.40}, and must be a function of the key to Optuna's sampler.")
     for name, axis in space.items():
         if not (isinstance(axis, Distribution) or callable(axis)):
             raise ConfigError(f"optuna: the field {name!r} has {axis!r:.40}: give a distribution, as jn.search.choice.")

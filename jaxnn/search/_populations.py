@@ -10,8 +10,10 @@ import numpy as np
 
 from jaxnn.search._distributions import Distribution, described_space
 from jaxnn.search._points import random
-from jaxnn.search._searchers import Drop, Fork, Promote, Proposal, Propose, Reached, Searcher, Verdict
+from jaxnn.search._searchers import MOST_DRAWS, Drop, Fork, Promote, Proposal, Propose, Reached, Searcher, Verdict
 from jaxnn.types import ConfigError, check_int
+
+MOST_GENERATIONS = 10_000
 
 
 class _Generation(NamedTuple):
@@ -47,8 +49,8 @@ def pbt(space: Mapping[str, Any], num: int, key: int = 0, *, generations: int = 
     Raises:
         ConfigError: a value is not as above.
     """
-    check_int("pbt: num", num, 2)
-    check_int("pbt: generations", generations, 2)
+    check_int("pbt: num", num, 2, MOST_DRAWS)
+    check_int("pbt: generations", generations, 2, MOST_GENERATIONS)
     if not 0 < quantile <= 0.5:
         raise ConfigError(f"pbt's quantile is {quantile!r}, and must be above 0 and at most 0.5.")
     if not isinstance(space, Mapping):
@@ -94,8 +96,12 @@ def pbt(space: Mapping[str, Any], num: int, key: int = 0, *, generations: int = 
     def tell(state: _Generation, reports: Sequence[Reached]) -> tuple[_Generation, list[Verdict]]:
         values = {report.member: report.value for report in reports}
         over = {report.member for report in reports if report.over}
+        # Shares that end in one window are one generation; what ended is not promoted.
+        number = max([state.number, *(shares.index(report.share) for report in reports if not report.over)])
+        queue = tuple(one for one in state.queue if not isinstance(one, Promote) or one.member not in over)
         going = state.going - values.keys()
         state = state._replace(values={**state.values, **values}, going=going, over=state.over | over)
+        state = state._replace(number=number, queue=queue)
         return state, ["pause"] * len(reports)
 
     settings = {

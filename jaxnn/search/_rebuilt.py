@@ -1,6 +1,6 @@
 """A searcher from what a record says of it: the built-in ones, whose settings are plain data."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxnn.search._distributions import Distribution, choice, integers, log_uniform, uniform
@@ -19,7 +19,10 @@ def rebuilt(described: Mapping[str, Any]) -> Searcher:
     """
     name, given = described["name"], {key: value for key, value in described.items() if key != "name"}
     if name == "points":
-        return listed(Points(tuple(dict(point) for point in given["points"]), dict(given["scales"])))
+        columns = {field: _numbers([point[field] for point in given["points"]]) for field in given["scales"]}
+        rows = zip(*columns.values(), strict=True)
+        points = tuple(dict(zip(columns, row, strict=True)) for row in rows)
+        return listed(Points(points, dict(given["scales"])))
     if name in ("asha", "halving"):
         source = rebuilt(given.pop("of"))
         return (asha if name == "asha" else halving)(source, **given)
@@ -31,10 +34,18 @@ def rebuilt(described: Mapping[str, Any]) -> Searcher:
     raise ConfigError(f"the searcher {name} has code that its record does not hold: give the same to jn.sweep.")
 
 
+def _numbers(values: Iterable[Any]) -> list[Any]:
+    """Values as they were: JSON has names for infinities and NaN, which may be text among text."""
+    values = list(values)
+    if not any(isinstance(value, float) for value in values):
+        return values
+    return [float(value) if value in ("nan", "inf", "-inf") else value for value in values]
+
+
 def _axis(axis: Any) -> Distribution | list[Any] | None:
     """A distribution or a list; None for a function."""
     if isinstance(axis, Mapping):
         ends = axis["low"], axis["high"]
         made = {"uniform": uniform, "log_uniform": log_uniform, "integers": integers}
-        return choice(axis["values"]) if axis["kind"] == "choice" else made[axis["kind"]](*ends)
+        return choice(_numbers(axis["values"])) if axis["kind"] == "choice" else made[axis["kind"]](*ends)
     return list(axis) if isinstance(axis, list | tuple) else None

@@ -6,8 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from jaxnn.search._points import Points, random
+from jaxnn.search._distributions import Distribution
+from jaxnn.search._points import SCALES, Points, random
 from jaxnn.types import ConfigError, check_int
+
+MOST_DRAWS = 10**7
 
 type Verdict = Literal["continue", "pause", "stop"]
 type Proposal = Propose | Promote | Fork | Drop
@@ -121,9 +124,24 @@ class Searcher(NamedTuple):
                 f"{where} needs points, as jn.grid and jn.search.random make, a searcher, or a space as in "
                 f"{{'learning_rate': jn.search.log_uniform(1e-4, 1e-1)}}, not a {kind}."
             )
+        for name, axis in given.items():
+            if not (isinstance(axis, Distribution) or callable(axis) or isinstance(axis, list | range)):
+                raise ConfigError(
+                    f"{where}: {name} is {axis!r:.40}: give a distribution, as jn.search.log_uniform(1e-4, 1e-1), or a "
+                    "list of values that each draw runs with."
+                )
         if num is None:
             raise ConfigError(f"{where} draws from a space: say how many members, as in num=64.")
-        return listed(random(check_int(f"{where}: num", num), key, **given))
+        return listed(random(check_int(f"{where}: num", num, 1, MOST_DRAWS), key, **given))
+
+    def check(self) -> None:
+        """Raises ConfigError unless ``shares`` ascend to 1 and ``scales`` are known."""
+        shares = [*self.shares]
+        if not shares or shares != sorted({*shares}) or shares[0] <= 0 or shares[-1] != 1:
+            raise ConfigError(f"the searcher {self.name} has shares {self.shares}, and they must ascend to 1.")
+        if unknown := [scale for scale in self.scales.values() if scale not in SCALES]:
+            known = ", ".join(SCALES)
+            raise ConfigError(f"the searcher {self.name} has the scale {unknown[0]!r}, and there are {known}.")
 
     @property
     def description(self) -> dict[str, Any]:
@@ -185,7 +203,8 @@ class _Rungs(NamedTuple):
     source: Any
     reached: Mapping[tuple[int, int], Mapping[int, float]]  # the value of each member that got there
     promoted: Mapping[tuple[int, int], frozenset[int]]  # those that went on, or ended there
-    running: int = 0  # the number of members in training
+    started: int = 0
+    running: frozenset[int] = frozenset()  # the members in training
 
 
 def asha(
@@ -209,13 +228,13 @@ def asha(
         num: the number of members drawn from a dict.
         key: determines these draws.
         eta: one of so many goes on; an integer of at least 2.
-        min_fraction: the least length of the first rung, as a share of a run, above 0 and at most 1.
+        min_fraction: the least length of the first rung, as a share of a run, at least 1e-6 and at most 1.
         brackets: their number, at most that of the rungs.
 
     Raises:
         ConfigError: a value is not as above.
     """
-    source = Searcher.of("asha", points, num, key)
+    source = _source("asha", points, num, key)
     shares = _checked_rungs("asha", eta, min_fraction, source.num or math.inf)
     if check_int("asha: brackets", brackets) > len(shares):
         raise ConfigError(f"asha has {brackets} brackets and {len(shares)} rungs: lower brackets, or min_fraction.")
@@ -232,10 +251,14 @@ def asha(
             proposals += [Promote(member) for member in chosen]
         inner, new = source.ask(state.source, count - len(proposals)) if len(proposals) < count else (state.source, [])
         proposals += new
-        if count and not proposals and not state.running and not any(rung == last for _, rung in state.reached):
+        at_end = (value for (_, rung), values in state.reached.items() if rung == last for value in values.values())
+        if count and not proposals and not state.running and not any(map(math.isfinite, at_end)):
             # Nothing is left, and too few came to a rung to promote one of ``eta``: the best goes on alone.
             proposals += _best_left(state.reached, promoted)
-        return _Rungs(inner, state.reached, promoted, state.running + len(proposals)), proposals
+        running = {one.member for one in proposals if isinstance(one, Promote)}
+        running |= {*range(state.started, state.started + len(new))}
+        state = _Rungs(inner, state.reached, promoted, state.started + len(new), state.running | running)
+        return state, proposals
 
     def tell(state: _Rungs, reports: Sequence[Reached]) -> tuple[_Rungs, list[Verdict]]:
         inner, theirs = source.tell(state.source, reports)
@@ -246,12 +269,15 @@ def asha(
             if rung >= bracket:
                 place = bracket, rung
                 reached[place] = {**reached.get(place, {}), report.member: report.value}
-                if report.over:
-                    promoted[place] = promoted.get(place, frozenset()) | {report.member}
+                for other in reached if report.over else ():
+                    if report.member in reached[other]:  # it goes on nowhere
+                        promoted[other] = promoted.get(other, frozenset()) | {report.member}
                 verdict = "stop" if verdict == "stop" else "pause"
             verdicts.append(verdict)
-        ended = sum(report.over or verdict != "continue" for report, verdict in zip(reports, verdicts, strict=True))
-        return _Rungs(inner, reached, promoted, state.running - ended), verdicts
+        ended = {
+            one.member for one, verdict in zip(reports, verdicts, strict=True) if one.over or verdict != "continue"
+        }
+        return _Rungs(inner, reached, promoted, state.started, state.running - ended), verdicts
 
     settings = {"eta": eta, "min_fraction": min_fraction, "brackets": brackets, "of": source.description}
     return Searcher(
@@ -276,6 +302,7 @@ class _Halves(NamedTuple):
     source: Any
     started: int = 0
     rung: int = 0  # that the members in training are to reach
+    reached: int = 0  # that any of them reached: those that end in one window are one
     going: frozenset[int] = frozenset()  # those that have not yet reached it
     values: Mapping[int, float] = {}  # of those that have, finite
     over: frozenset[int] = frozenset()
@@ -297,7 +324,7 @@ def halving(points: Any, eta: int = 3, *, num: int | None = None, key: int = 0, 
     >>> jn.search.halving(jn.grid(seed=range(4)), eta=2).shares
     (0.25, 0.5, 1.0)
     """
-    source = Searcher.of("halving", points, num, key)
+    source = _source("halving", points, num, key)
     if source.num is None:
         raise ConfigError("halving ranks all members of a rung together, so it needs a number of them: use asha.")
     shares = _checked_rungs("halving", eta, min_fraction, source.num)
@@ -307,14 +334,14 @@ def halving(points: Any, eta: int = 3, *, num: int | None = None, key: int = 0, 
         numbers = range(state.started, state.started + len(new))
         state = state._replace(source=inner, started=state.started + len(new), going=state.going | {*numbers})
         dropped = list[Proposal]()
-        if not state.going and not state.queue and state.rung < len(shares) - 1:
+        if not state.going and not state.queue and state.reached < len(shares) - 1:
             # Of all that were started: a member that diverged leaves its place to the next best.
-            number = -(-state.started // eta ** (state.rung + 1))
+            number = -(-state.started // eta ** (state.reached + 1))
             best = sorted(state.values, key=lambda member: (state.values[member], member))[:number]
             kept = [member for member in best if member not in state.over]
             dropped = [Drop(member) for member in state.values if member not in {*best, *state.over}]
             queue = tuple(map(Promote, kept))
-            state = state._replace(rung=state.rung + 1, going=frozenset(kept), values={}, queue=queue)
+            state = state._replace(rung=state.reached + 1, going=frozenset(kept), values={}, queue=queue)
         first, rest = state.queue[: count - len(new)], state.queue[count - len(new) :]
         return state._replace(queue=rest), [*dropped, *new, *first]
 
@@ -323,15 +350,26 @@ def halving(points: Any, eta: int = 3, *, num: int | None = None, key: int = 0, 
         going = state.going - {report.member for report in reports}
         values = {report.member: report.value for report in reports if math.isfinite(report.value)}
         over = state.over | {report.member for report in reports if report.over}
-        state = state._replace(source=inner, going=going, values={**state.values, **values}, over=over)
+        queue = tuple(one for one in state.queue if one.member not in over)
+        rung = max([state.rung, *(shares.index(report.share) for report in reports if not report.over)])
+        values = {**state.values, **values}
+        state = state._replace(source=inner, going=going, values=values, over=over, queue=queue, reached=rung)
         return state, ["pause"] * len(reports)
 
     settings = {"eta": eta, "min_fraction": min_fraction, "of": source.description}
     return Searcher("halving", lambda: _Halves(source.init()), ask, tell, shares, source.scales, source.num, settings)
 
 
+def _source(where: str, given: Any, num: int | None, key: int) -> Searcher:
+    """The searcher of new points that another one prunes; ConfigError if it compares members itself."""
+    source = Searcher.of(where, given, num, key)
+    if source.shares != (1.0,):
+        raise ConfigError(f"{where} takes points or a searcher that only proposes them, and {source.name} prunes too.")
+    return source
+
+
 def _checked_rungs(where: str, eta: int, min_fraction: float, most: float = math.inf) -> tuple[float, ...]:
     check_int(f"{where}: eta", eta, 2)
-    if not 0 < min_fraction <= 1:
-        raise ConfigError(f"{where}'s min_fraction is {min_fraction!r}, and must be above 0 and at most 1.")
+    if not 1e-6 <= min_fraction <= 1:
+        raise ConfigError(f"{where}'s min_fraction is {min_fraction!r}, and must be in 1e-6…1.")
     return rungs(eta, min_fraction, most)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxnn.search._searchers import Drop, Fork, Promote, Propose, Reached, Searcher
+from jaxnn.types import check_int
 
 
 class SimulatedMember(NamedTuple):
@@ -60,6 +61,8 @@ def simulate(
     >>> found.best().point, found.cost
     ({'learning_rate': 0.1}, 2.0)
     """
+    searcher.check()
+    check_int("simulate: lanes", lanes)
     state, members, events = searcher.init(), list[SimulatedMember](), list[Any]()
     ends = searcher.shares if ends is None else ends
     running: list[tuple[float, int]] = []  # when a member reaches its next share, and its number
@@ -89,8 +92,10 @@ def simulate(
                 case Drop(number):
                     members[number] = members[number]._replace(status="pruned")
                     paused.discard(number)
-        if not running:
+        if not running and not proposals:
             return Simulation(tuple(members), cost, tuple(events))
+        if not running:
+            continue
         now, reports = running[0][0], list[Reached]()
         while running and running[0][0] <= now + 1e-9:
             _, number = heapq.heappop(running)
@@ -98,6 +103,7 @@ def simulate(
             share = next(one for one in ends if one > member.share + 1e-9)
             reached = searcher.shares[sum(one <= share + 1e-9 for one in ends) - 1]
             value, cost = float(curve(member.point, share)), cost + share - member.share
+            value = math.inf if math.isnan(value) else value
             over = share >= 1 or not math.isfinite(value)
             members[number] = member._replace(status="finished" if over else "running", share=share, value=value)
             reports.append(Reached(number, reached, value, over))

@@ -16,7 +16,7 @@ from jaxnn.observe import cpu_count, given_up
 from jaxnn.search import Points, Searcher
 from jaxnn.sweeps._groups import Group, Loader, PlannedMember, plan_groups, plan_members, traced_values, with_values
 from jaxnn.sweeps._search_events import Search
-from jaxnn.types import ConfigError, Experiment
+from jaxnn.types import ConfigError, Experiment, warn
 
 if TYPE_CHECKING:
     type ExecutorOption = str | Callable[..., Any]
@@ -24,7 +24,7 @@ else:  # what a command line can give
     ExecutorOption = str
 
 
-DEFAULT_LANES, DEFAULT_MEMBERS = 64, 64  # of a search, and of one whose number of members is not known
+DEFAULT_LANES = 64  # of a search
 WINDOWS = 10  # by default, of a member whose searcher asks for nothing but its end
 
 
@@ -100,7 +100,9 @@ class SweepPlan:
     def num_lanes(self) -> int:
         """The number of members of a search that are in training at once."""
         assert self.search is not None
-        return min(self.options.lanes or DEFAULT_LANES, self.search.searcher.num or DEFAULT_MEMBERS)
+        first = len(self.search.events[0]["proposals"]) if self.search.events else DEFAULT_LANES
+        most = self.search.searcher.num or (self.options.lanes or first)
+        return max(1, min(self.options.lanes or DEFAULT_LANES, most))
 
     @property
     def num_left(self) -> int:
@@ -125,9 +127,16 @@ class SweepPlan:
         unlike = [member for member in new if member.unfinished and not self._joined(member)]
         most = self.options.max_groups
         groups, unread = plan_groups(unlike, self.load, searched=True, first=len(self.groups)) if unlike else ([], ())
+        if not self.groups and len(groups) > most:
+            varying = [name for name in groups[0].static if len({repr(one.static[name]) for one in groups}) > 1]
+            raise ConfigError(
+                f"the first {len(new)} members are of {len(groups)} groups, since a value of {', '.join(varying)} is "
+                f"a compilation, and max_groups is {most}: search few values of it, make it a traced float as "
+                "warnings say, or raise max_groups."
+            )
         for group in groups:
             if group.number >= most:
-                reason = f"it would be group {group.number + 1}, each with a compilation of its own: raise max_groups"
+                reason = "it would be one more group, each with a compilation of its own: raise max_groups"
                 for member in group.members:
                     member.fail(ConfigError(f"{reason}, {most}, or search fewer values of {', '.join(group.static)}"))
         self.groups += [group for group in groups if group.number < most]
@@ -135,10 +144,25 @@ class SweepPlan:
         self.points = Points(tuple(proposed), searcher.scales)
         return new
 
+    def warn_of_windows(self) -> None:
+        """Warns if members cannot be compared as early as the searcher asks."""
+        assert self.search is not None
+        shares, group = self.search.searcher.shares, self.groups[0]
+        num_steps, first = group.members[0].experiment.config.num_steps, self.share_end(group, shares[0])
+        if first > 2 * shares[0] * num_steps:
+            warn(
+                f"{self.search.searcher.name} asks for reports after {shares[0] * num_steps:.0f} steps, and the first "
+                f"evaluation is after {first}: lower eval_every, or leave it out."
+            )
+
     def _joined(self, member: PlannedMember) -> bool:
         """Adds a member to the group whose program it shares, if there is one."""
         for group in self.groups:
-            own = {name: operator.attrgetter(name)(member.experiment.config) for name in group.static}
+            config = member.experiment.config
+            own = {name: operator.attrgetter(name)(config) for name in (*group.static, *group.traced)}
+            # None, say, in place of a float is another program.
+            if any(not isinstance(own[name], float) for name in group.traced if name != "seed"):
+                continue
             if all(repr(own[name]) == repr(value) for name, value in group.static.items()):
                 group.members.append(member)
                 return True
@@ -167,7 +191,7 @@ class SweepPlan:
                 member=functools.partial(with_values, first),
                 shared_seed=int(seed) if options.order == "shared" else None,
                 vmap_size=options.vmap_size,
-                apart=options.patience is not None or options.stop is not None,
+                apart=self.search is not None or options.patience is not None or options.stop is not None,
                 thorough=options.plan_only,
                 plan=self.vmapped.get(group.number),
                 in_step=self.search is None,
@@ -202,9 +226,12 @@ def plan_sweep(
             search.replay(events)
             if not search.points:
                 search.ask(plan.num_lanes, ())
+            if not search.points:
+                raise ConfigError(f"the searcher {search.searcher.name} proposes no member.")
             plan.add()
         if not plan.groups:
             raise ConfigError(f"no member of the search can be run; the first, {'; '.join(map(str, plan.members[:1]))}")
+        plan.warn_of_windows()
         return plan
     with clock.span("load", "loading the data and grouping the members"):
         members = plan_members(experiment, points)
@@ -320,7 +347,7 @@ def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
     if plan.search is not None:
         searcher = plan.search.searcher
         ends = [str(plan.share_end(plan.groups[0], share)) for share in searcher.shares]
-        most = "members without an end" if searcher.num is None else f"{searcher.num} members"
+        most = f"{len(plan.members)} members at first" if searcher.num is None else f"{searcher.num} members"
         search = f"{searcher.name}: {most}, {plan.num_lanes} in training at once, compared after step {', '.join(ends)}"
     # XLA computes small operations on one core.
     hint, cores = None, cpu_count() or 1

@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import math
+import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxnn._json import jsonable
 from jaxnn.record import RecordReader
 from jaxnn.search import Drop, Fork, Promote, Propose, Reached, Searcher
-from jaxnn.types import ConfigError, RecordError
+from jaxnn.types import ConfigError, JaxnnError, RecordError, error_line
 
 FILE = "search.jsonl"
 
@@ -25,11 +26,12 @@ class Search:
     over: bool = False  # whether it has nothing more to propose
 
     def __post_init__(self) -> None:
-        self.state = self.searcher.init()
+        self.searcher.check()
+        self.state = self._called("init")
 
     def ask(self, count: int, paused: Collection[int]) -> list[Any]:
         """Asks for at most ``count`` members to train; ConfigError if it proposes what it may not."""
-        self.state, proposals = self.searcher.ask(self.state, count)
+        self.state, proposals = self._called("ask", self.state, count)
         proposals = self.searcher.check_proposals(proposals, count, paused)
         self.events.append({"ask": count, "proposals": list(map(_as_json, proposals))})
         self.points += [one.point for one in proposals if isinstance(one, Propose | Fork)]
@@ -37,11 +39,28 @@ class Search:
 
     def tell(self, reports: Sequence[Reached]) -> list[Any]:
         """Tells what members reached; returns a verdict for each."""
-        self.state, verdicts = self.searcher.tell(self.state, reports)
+        self.state, verdicts = self._called("tell", self.state, reports)
         verdicts = self.searcher.check_verdicts(verdicts, reports)
-        told = [[one.member, one.share, one.value, one.over] for one in reports]
+        told = [[one.member, float(one.share), float(one.value), one.over] for one in reports]
         self.events.append({"tell": jsonable(told), "verdicts": verdicts})
         return verdicts
+
+    def _called(self, function: str, *arguments: Any) -> Any:
+        """What a function of the searcher returns; ConfigError, with the line, for whatever it raises."""
+        try:
+            found = getattr(self.searcher, function)(*arguments)
+            if function != "init":
+                state, answers = found
+                return state, list(answers)
+            return found
+        except JaxnnError:
+            raise
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise ConfigError(
+                f"{function} of the searcher {self.searcher.name} raised {error_line(error)}, at "
+                f"{place.filename}:{place.lineno}."
+            ) from error
 
     def replay(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Asks and tells the same again; ConfigError if the searcher answers otherwise."""
@@ -50,6 +69,11 @@ class Search:
                 self.ask(event["ask"], range(len(self.points)))
             else:
                 told = [(member, share, float(value), over) for member, share, value, over in event["tell"]]
+                known = (member < len(self.points) and share in self.searcher.shares for member, share, _, _ in told)
+                if not all(known):
+                    raise RecordError(
+                        f"line {number + 2} of {FILE} tells of what was not asked: the record is damaged."
+                    )
                 self.tell([Reached(*one) for one in told])
             if json.loads(json.dumps(jsonable(self.events[-1]))) != event:
                 raise ConfigError(

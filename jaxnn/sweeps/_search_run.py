@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from jaxnn.sweeps._members import COMPLETE
 from jaxnn.sweeps._search_events import FILE, value_to_rank
 from jaxnn.sweeps._sweep_record import search_stores
 from jaxnn.sweeps._sweep_run import FAILURES, SweepRun, reason
-from jaxnn.types import RecordError
+from jaxnn.types import ConfigError, RecordError
 
 WAITING, PAUSED, PRUNED = "waiting", "paused", "pruned"
 SECONDS_BETWEEN_SAVES = 60.0
@@ -40,6 +40,8 @@ class SearchRun(SweepRun):
         self.shelf: dict[int, HostStates] = {}  # a row each, of members that are paused, complete or wait for a lane
         self.places: dict[int, tuple[Group, int]] = {}  # of each member: its group and its row there
         self.reached: dict[int, int] = {}  # of each member: the number of shares that it has reported
+        self.told: set[int] = set()  # the members that failed, as far as the searcher knows
+        self.failed: dict[int, Exception] = {}  # by the number of a group: why it cannot be trained
         self.reported = None if self.record.directory is None else self.record.directory.digest()
         self.saved_step = 0  # of the newest checkpoint
         self.lane_windows = self.filled_windows = self._tenth = 0
@@ -62,11 +64,26 @@ class SearchRun(SweepRun):
         """Whether the searcher may still propose something."""
         return not self.search.over
 
+    def train(self) -> None:
+        """Trains until the searcher proposes nothing more; the record has the status, after errors too."""
+        # First: a record that names a search has what its searcher was asked and told.
+        self._write_events()
+        super().train()
+
+    def _complete(self) -> None:
+        if self.record.directory is not None:
+            # Before the members: the record must never have fewer points than their file.
+            self._set_facts()
+            self.record.write()
+        super()._complete()
+
     def _train_all(self) -> None:
         self._find_places()
         self._restore()
+        self.record.write_members(self.plan)
+        queued = {number for queue in self.queues.values() for number in queue}
         for member in self.plan.members:
-            if member.status == WAITING:
+            if member.status == WAITING and member.number not in queued:
                 self.queues[self.places[member.number][0].number].append(member.number)
         while self.interruption.signum is None:
             self._tell([self._over(member) for member in self.plan.members if not self._is_told(member)])
@@ -96,8 +113,9 @@ class SearchRun(SweepRun):
         plan, paused = self.plan, [member.number for member in self.plan.members if member.status == PAUSED]
         with plan.clock.span("search"):
             proposals = self.search.ask(plan.num_lanes - len(self.in_training), paused)
-            new = iter(plan.add())
+            new = iter(planned := plan.add())
         self._find_places()
+        self.points |= {member.number: dict(member.point) for member in planned}
         for one in proposals:
             match one:
                 case Propose():
@@ -105,7 +123,9 @@ class SearchRun(SweepRun):
                 case Promote(number):
                     self._enqueue(plan.members[number])
                 case Fork(donor, _):
-                    self._enqueue(next(new), self._state_of(donor))
+                    member = next(new)
+                    self._check_fork(donor, member)
+                    self._enqueue(member, self._state_of(donor))
                 case Drop(number):
                     self._end(plan.members[number], PRUNED)
         # Those that are not promoted at once leave their lanes.
@@ -133,10 +153,11 @@ class SearchRun(SweepRun):
 
     def _is_told(self, member: PlannedMember) -> bool:
         """Whether the searcher knows that a member failed, if it did."""
-        return member.status != "failed" or member.number in self.reached
+        return member.status != "failed" or member.number in self.told
 
     def _over(self, member: PlannedMember) -> Reached:
         """The report of a member that could not be trained, or not any further."""
+        self.told.add(member.number)
         share = self.search.searcher.shares[self.reached.setdefault(member.number, 0)]
         return Reached(member.number, share, float("inf"), over=True)
 
@@ -154,6 +175,9 @@ class SearchRun(SweepRun):
         if member.status == "failed":
             return
         group, row = self.places[member.number]
+        if group.number in self.failed:
+            member.fail(self.failed[group.number])
+            return
         lanes = self.lanes.get(group.number)
         if lanes is not None and row in lanes.rows:
             member.status = RUNNING
@@ -163,6 +187,17 @@ class SearchRun(SweepRun):
             self._inherit(member, int(state.states.step[0]))
         member.status = WAITING
         self.queues[group.number].append(member.number)
+
+    def _check_fork(self, donor: int, member: PlannedMember) -> None:
+        """Raises ConfigError if a copy would need another program than the member it copies."""
+        if member.status == "failed" or self.places[member.number][0] is self.places[donor][0]:
+            return
+        mine, theirs = self.places[member.number][0].static, self.places[donor][0].static
+        differ = ", ".join(name for name in mine if repr(mine[name]) != repr(theirs[name]))
+        raise ConfigError(
+            f"the searcher {self.search.searcher.name} copies the state of member {donor} to another {differ}, "
+            "which is another program: search floats and the seed alone."
+        )
 
     def _inherit(self, member: PlannedMember, step: int) -> None:
         """Counts the shares that a copy has behind it."""
@@ -218,8 +253,12 @@ class SearchRun(SweepRun):
         for member in group.members:
             if member.unfinished or member.status == PAUSED:
                 member.fail(error)
-                self.reached.pop(member.number, None)
+                self.shelf.pop(member.number, None)
         self.queues[group.number] = []
+        self.failed[group.number] = error
+        self.lanes.pop(group.number, None)  # a call that failed took their states
+        if group.number in self.plan.open:
+            self._close(group.number)
         self.display.say(f"  group {group.number + 1} failed: {reason(error)}")
 
     def _open(self, group: Group) -> Trainer:
@@ -257,7 +296,6 @@ class SearchRun(SweepRun):
                 if len(self.plan.groups) == 1:
                     raise
                 self._fail(group, error)
-                lanes.leave(lanes.rows)
                 return []
         self.member_steps += window.num_steps * len(rows)
         self._show_search(window)
@@ -285,7 +323,9 @@ class SearchRun(SweepRun):
         left = round(done * max(0, most - started) / started) + self.plan.num_left
         # A line for each tenth, as of a run.
         tenth, self._tenth = self._tenth, int(10 * done / max(1, done + left))
-        self._show(f"{in_lanes}/{self.plan.num_lanes} lanes", window, left, is_milestone=self._tenth > tenth)
+        title = f"{started} of {most} started" if most else f"{started} started"
+        title += f", {in_lanes}/{self.plan.num_lanes} lanes"
+        self._show(title, window, left, is_milestone=self._tenth > tenth)
 
     def _ends(self, group: Group) -> list[int]:
         return [self.plan.share_end(group, share) for share in self.search.searcher.shares]
@@ -304,7 +344,9 @@ class SearchRun(SweepRun):
         rows = [row for row in rows if lanes is not None and row in lanes.rows]
         if lanes is None or not rows:
             return
-        kept = [row for row in rows if members[row].status in (PAUSED, PRUNED, *COMPLETE)]
+        # Without a record there is nothing to open those from that ended.
+        ended = (PRUNED, *COMPLETE) if self.record.directory is not None else ()
+        kept = [row for row in rows if members[row].status in (PAUSED, *ended)]
         if kept:
             with self.plan.clock.span("refill"):
                 host = lanes.states(kept)
@@ -328,11 +370,11 @@ class SearchRun(SweepRun):
             return
         stores = search_stores(self._path, self.record.facts)
         step, saved, damaged = records.Checkpoints.newest_of_all(stores)
-        about = saved.get("search") or {"members": {}, "lanes": {}, "by_status": {}}
-        ends = {number: member.experiment.config.num_steps for number, member in enumerate(plan.members)}
+        about = saved.get("search") or {"members": {}, "lanes": {}, "by_status": {}, "steps": {}}
+        self._check_saved(about)
         where = "the checkpoint of the search"
         lines, self.reported, damage = self.record.directory.rewind(
-            lambda line: ends[line["member"]], saved.get("log"), where, ANY
+            lambda line: about["steps"].get(str(line["member"]), 0), saved.get("log"), where, ANY
         )
         if damage is not None:
             self.display.say(f"  {damage}")
@@ -342,8 +384,11 @@ class SearchRun(SweepRun):
         for status, numbers in about["by_status"].items():
             for number in numbers:
                 plan.members[number].status, plan.members[number].lines = status, reports[number]
+                if status == WAITING:  # in the order in which they wait
+                    self.queues[self.places[number][0].number].append(number)
         for event in self.search.events:
-            for number, share, _, _ in event.get("tell", ()):
+            for number, share, _, over in event.get("tell", ()):
+                self.told |= {number} if over else set()
                 self.reached[number] = self.search.searcher.shares.index(share) + 1
         # Before the record has the points of these members alone: it must never have fewer than this file.
         self.record.write_members(plan)
@@ -374,6 +419,27 @@ class SearchRun(SweepRun):
             self._enter(plan.groups[int(name)], self.lanes[int(name)], members, [*in_lanes])
             for member in paused:  # they may be promoted at once
                 member.status = PAUSED
+
+    def _check_saved(self, about: Mapping[str, Any]) -> None:
+        """Raises RecordError unless what a checkpoint says of its members fits those that were proposed."""
+        members, groups = range(len(self.plan.members)), {f"{group.number}" for group in self.plan.groups}
+        lists = [*about["members"].values(), *about["by_status"].values()]
+        lists += [[number for number in lanes if number >= 0] for lanes in about["lanes"].values()]
+        known = all(number in members for numbers in lists for number in numbers)
+        if (
+            not known
+            or any(len({*one}) < len(one) for one in lists)
+            or not {*about["members"], *about["lanes"]} <= groups
+        ):
+            raise RecordError(
+                f"the newest checkpoint of the search in {self._path} has other members than its {FILE}: the record is "
+                "damaged."
+            )
+
+    def _write_events(self) -> None:
+        if self.record.directory is not None:
+            lines = [self.search.header(), *self.search.events]
+            write_bytes(self._path / FILE, "".join(map(json_line, lines)).encode())
 
     def _set_facts(self) -> None:
         plan = self.plan
@@ -412,17 +478,17 @@ class SearchRun(SweepRun):
         self._set_facts()
         self.record.write()
         self.record.write_members(self.plan)
-        lines = [self.search.header(), *self.search.events]
-        content = "".join(json_line(line) for line in lines)
-        write_bytes(self._path / FILE, content.encode())
+        self._write_events()
         step = self.member_steps + self._steps_before
         if self.plan.options.checkpoint_every == 0 or step == self.saved_step:
             return
         with self.plan.clock.span("checkpoint"):
             self.writers.flush()
             by_status = defaultdict[str, list[int]](list)
+            by_status[WAITING] = [number for queue in self.queues.values() for number in queue]
             for member in self.plan.members:
-                by_status[member.status].append(member.number)
+                if member.status != WAITING:
+                    by_status[member.status].append(member.number)
             rows, lanes = dict[str, list[int]](), dict[str, list[int]]()
             for group in self.plan.groups:
                 name, members = f"{group.number}", group.members
@@ -432,7 +498,8 @@ class SearchRun(SweepRun):
                 rows[name] = [*(one.number for one in members if one.number in self.shelf), *numbers]
             rows = {name: numbers for name, numbers in rows.items() if numbers}
             about = {"events": len(self.search.events), "members": rows, "lanes": lanes, "by_status": dict(by_status)}
-            stores = search_stores(self._path, self.record.facts, self.plan.options.keep_last)
+            about["steps"] = {f"{member.number}": member.step for member in self.plan.members if member.lines}
+            stores = search_stores(self._path, self.record.facts, max(2, self.plan.options.keep_last))
             for name, numbers in rows.items():
                 parts = [self.shelf[number] for number in numbers if number in self.shelf]
                 if in_lanes := [self.places[number][1] for number in lanes[name] if number >= 0]:

@@ -28,6 +28,9 @@ from jaxnn.sweeps._search_events import FILE, Search, read_events
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.types import ConfigError, Experiment, RecordError
 
+# What reading a searcher's description may raise.
+DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
 
 @dataclasses.dataclass
 class SweepRecord(PopulationRecord):
@@ -148,7 +151,9 @@ def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment
         described, _ = read_events(path)
         try:
             return experiment, rebuilt(with_tuples(described))
-        except (KeyError, TypeError, ValueError) as error:
+        except ConfigError:
+            raise
+        except DAMAGE as error:
             raise RecordError(f"{path / FILE} describes no searcher ({error}): the record is damaged.") from error
     made = tuple(_stored.read_point(point, before) for point in before["points"])
     return experiment, Points(made, {axis["name"]: axis["scale"] for axis in before["axes"]})
@@ -179,6 +184,8 @@ def events_of(path: Path | None, before: Mapping[str, Any] | None, searcher: Any
             f"the searcher of the sweep in {path} is not this one ({described.get('name')} with other settings): "
             f"--resume {path} without points continues with what it has; or start a new sweep."
         )
+    if before["status"] == "finished":
+        return events
     saved = saved_search(path, before) or {"events": 0}
     if len(events) < saved["events"]:
         raise RecordError(f"{path / FILE} lacks events of the newest checkpoint: restore the file from a copy.")

@@ -14,8 +14,8 @@ from jaxnn.cli import command
 from tests import shell, tiny
 
 LONG = tiny.experiment(num_steps=54)
-RATE = {"learning_rate": jn.search.log_uniform(1e-3, 1.0)}
-QUIET: Any = {"lanes": 4, "progress": "none", "vmap_size": 4, "steps_per_call": 2}
+RATE, LOG = {"learning_rate": jn.search.log_uniform(1e-3, 1.0)}, {"learning_rate": "log"}
+QUIET: Any = {"lanes": 4, "progress": "none", "vmap_size": 1, "devices": 2, "steps_per_call": 2}
 
 
 class Stopping:
@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "must set the fields of its scales: learning_rate": (
         *(
             LONG,
-            jn.search.Searcher("mine", lambda: 0, lambda state, count: (0, [jn.search.Propose({})]), scales=RATE),
+            jn.search.Searcher("mine", lambda: 0, lambda state, count: (0, [jn.search.Propose({})]), scales=LOG),
             {},
         ),
     ),
@@ -170,6 +170,51 @@ def test_searches_that_cannot_train_write_nothing(words, tmp_path, monkeypatch):
     with pytest.raises(jn.ConfigError, match=words):
         jn.sweep(experiment, searcher or jn.search.asha(RATE, num=9), **QUIET, **options)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_search_that_fails_before_its_first_checkpoint_starts_again(tmp_path):
+    calls: list[int] = []
+    searcher = SEARCHES["asha"]()
+
+    def tell(state: Any, reports: Any) -> Any:
+        calls.append(len(reports))
+        return {}["oops"] if len(calls) == 3 else searcher.tell(state, reports)
+
+    path, how = tmp_path / "sweep", QUIET | {"checkpoint_every": 10**6}
+    whole = jn.sweep(LONG, searcher, record=False, **QUIET)
+    raised = r"tell of the searcher asha raised KeyError: 'oops', at .*test_search_training.py"
+    with pytest.raises(jn.ConfigError, match=raised):
+        jn.sweep(LONG, searcher._replace(tell=tell), run_dir=path, **how)
+    assert len(jn.open_sweep(path).members) >= 4
+    assert outcome(jn.sweep(LONG, resume=path, **how)) == outcome(whole)
+    # A finished one is loaded whole.
+    assert outcome(jn.sweep(LONG, resume=path, progress="none")) == outcome(whole)
+
+
+def test_lost_lines_of_a_killed_search_are_reported_and_made_again(tmp_path, capsys):
+    path = tmp_path / "sweep"
+    whole = jn.sweep(LONG, SEARCHES["asha"](), record=False, **QUIET)
+    jn.sweep(LONG, SEARCHES["asha"](), run_dir=path, writers=(Stopping(4),), **QUIET)
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    late = lines[-1].replace('"member": ', '"member": 99')
+    (path / "metrics.jsonl").write_text("".join([*lines[:2], *lines[3:], late]))
+    found = jn.sweep(LONG, resume=path, writers=(), **QUIET | {"progress": "plain"})
+    assert "is damaged up to the checkpoint" in " ".join(capsys.readouterr().out.split())
+    # What the searcher was told is not lost, and so neither are its decisions.
+    assert [member.status for member in found.members] == [member.status for member in whole.members]
+    numbers = [(line["member"], line["step"]) for line in jn.open_sweep(path).lines]
+    assert len(numbers) == len({*numbers})
+
+
+def test_values_that_change_the_program_are_refused_or_form_groups():
+    space = {**RATE, "batch_size": jn.search.choice([4, 8])}
+    with pytest.raises(jn.ConfigError, match="copies the state of member .* to another batch_size, which is"):
+        jn.sweep(LONG, jn.search.pbt(space, 8, key=1, generations=3), record=False, **QUIET)
+    with pytest.raises(jn.ConfigError, match="a value of batch_size is a compilation, and max_groups is 1"):
+        jn.sweep(LONG, jn.search.asha(space, 8, key=1), record=False, max_groups=1, **QUIET)
+    with pytest.warns(UserWarning, match="asks for reports after 6 steps, and the first evaluation is after 27"):
+        sweep = jn.sweep(LONG, jn.search.asha(RATE, num=9), eval_every=27, record=False, **QUIET)
+    assert {member.status for member in sweep.members} == {"pruned", "finished"}
 
 
 def test_another_searcher_and_damaged_events_are_refused(searched, tmp_path):
@@ -199,7 +244,9 @@ def test_search_from_the_shell(tmp_path, monkeypatch, capsys):
     assert [member.point["seed"] for member in drawn.members] == [0, 1, 0, 1]
     wrong = {
         "--space learning_rate=log:1:x --num 3": "has no two numbers: write learning_rate=",
-        "--space rate=0:1 --num 3": "is no FIELD=VALUES of the config",
+        "--space lerning_rate=0:1 --num 3": "no field 'lerning_rate': did you mean 'learning_rate'",
+        "--space learning_rate --num 3": "is no FIELD=VALUES of the config",
+        "--space learning_rate=0:1 --num 3 --learning-rate 1 2": "learning_rate has values and is drawn",
         "--space learning_rate=0:1": "say how many, as in --num 64",
         "--seed 0 1 --num 3": "--num counts draws of a --space",
         "--seed 0 1 --search pbt": "--search pbt draws from a space",

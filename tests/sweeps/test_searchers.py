@@ -55,6 +55,17 @@ def test_halving_trains_one_of_three_on_and_asha_wastes_little():
     assert asynchronous.best().point == ranked[0].point and asynchronous.cost < 81 / 4
 
 
+def test_asha_trains_one_to_the_end_also_if_the_first_to_come_there_diverges():
+    def lost(point: Mapping[str, Any], share: float) -> float:
+        return math.inf if share == 1 and point["seed"] == 0 else float(point["seed"])
+
+    found = simulate(jn.search.asha(jn.grid(seed=range(9))), lost, lanes=4)
+    assert found.best().point == {"seed": 1} and found.best().share == 1
+    # Shares that end together are one rung.
+    nine = simulate(jn.search.halving(jn.grid(seed=range(27))), lost, lanes=9, ends=(1 / 3, 1 / 3, 1 / 3, 1.0))
+    assert [member.share for member in nine.members].count(1.0) == 1 and len(nine.members) == 27
+
+
 def test_asha_promotes_the_best_third_of_those_that_came_so_far():
     searcher = jn.search.asha(jn.grid(seed=range(9)), eta=3, min_fraction=1 / 3)
     state, first = searcher.ask(searcher.init(), 4)
@@ -103,14 +114,12 @@ def test_fields_may_depend_on_others_and_sobol_fills_the_space():
 MOMENTUM = jn.search.uniform(0.5, 0.9)
 
 
-def forgetful(state: Any, count: int) -> Any:
-    FORGOTTEN.append(count)
-    return state, [Propose({"rate": float(len(FORGOTTEN))})] if len(FORGOTTEN) < 40 else []
-
-
-FORGOTTEN: list[int] = []
+RATES = iter([{"rate": 0.1}, {"rate": 0.2}, {"rate": 0.3}])
 BAD: dict[str, tuple[Searcher, str]] = {
-    "pure": (Searcher("bad", lambda: 0, forgetful, scales={"rate": "log"}), "is another the second time"),
+    "pure": (
+        Searcher("bad", lambda: 0, lambda state, count: (0, [Propose(one) for one in RATES]), scales={"rate": "log"}),
+        "others the second time",
+    ),
     "end": (
         Searcher("bad", lambda: 0, lambda state, count: (0, [Propose({"rate": 1.0})] * count), scales={"rate": "log"}),
         "no end",
@@ -133,6 +142,8 @@ def test_searchers_that_break_a_rule_are_named(check):
 
 
 REFUSED: dict[str, Callable[[], Any]] = {
+    "asha: rate is .0.0001, 1.*give a distribution": lambda: jn.search.asha({"rate": (1e-4, 1)}, num=3),
+    "takes points or a searcher that only proposes them, and pbt": lambda: jn.search.asha(jn.search.pbt(RATE, 4)),
     "asha needs points": lambda: jn.search.asha([{"rate": 1}]),
     "asha draws from a space: say how many": lambda: jn.search.asha(RATE),
     "num is for a space": lambda: jn.search.asha(DRAWS, num=3),

@@ -106,7 +106,8 @@ def test_members_stop_early_as_alone_and_free_their_chunk():
 def test_searched_members_report_at_the_ends_of_windows():
     points = jn.search.halving(jn.grid(learning_rate=np.logspace(-2, 0, 27)))
     windows = [SweepOptions(eval_every=every) for every in (None, 1, 30)]
-    plans = [plan_sweep(tiny.experiment(num_steps=90), points, options) for options in windows]
+    with pytest.warns(UserWarning, match="asks for reports after 3 steps, and the first evaluation is after 30"):
+        plans = [plan_sweep(tiny.experiment(num_steps=90), points, options) for options in windows]
     ends = [[plan.share_end(plan.groups[0], share) for share in points.shares] for plan in plans]
     # 90/27 and so on; in windows of 30 steps the first two rungs are the third.
     assert ends == [[3, 9, 30, 90], [3, 10, 30, 90], [30, 30, 30, 90]]
