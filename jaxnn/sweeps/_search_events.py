@@ -33,7 +33,9 @@ class Search:
         """Asks for at most ``count`` members to train; ConfigError if it proposes what it may not."""
         self.state, proposals = self._called("ask", self.state, count)
         proposals = self.searcher.check_proposals(proposals, count, paused)
-        self.events.append({"ask": count, "proposals": list(map(_as_json, proposals))})
+        event = {"ask": count, "proposals": list(map(_as_json, proposals))}
+        if proposals or self.events[-1:] != [event]:  # a search that was over is asked once more when it is resumed
+            self.events.append(event)
         self.points += [one.point for one in proposals if isinstance(one, Propose | Fork)]
         return proposals
 
