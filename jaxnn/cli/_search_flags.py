@@ -31,7 +31,7 @@ class Design:
     key: int = bounded(0, least=0)
     """Seed of the draws."""
     eta: int | None = bounded(None, least=2)
-    """Of how many members one goes on, by halving or asha; default: 3."""
+    """Reduction factor of halving and asha: one of ETA members is promoted; default: 3."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -32,9 +32,9 @@ def pbt(space: Mapping[str, Any], num: int, key: int = 0, *, generations: int = 
     """Returns population based training: values change while members train, and the best members spread.
 
     Jaderberg et al., "Population Based Training of Neural Networks", 2017. After each of ``generations`` equal parts of
-    the steps all members are ranked: the worst ``quantile`` end, and in place of each a new member continues from the
-    state of one of the best, drawn at random, with its values times 0.8 or 1.2, and with another draw of a choice. The
-    fields must be those that differ within one program, floats and seeds; ``search.jsonl`` has the lineage.
+    the steps all members are ranked, and the worst ``quantile`` end. Each is replaced by a new member that continues
+    from the state of one of the best, drawn at random, with its values times 0.8 or 1.2; a choice is drawn again. Only
+    floats and seeds can be searched, which vary within one program; ``search.jsonl`` records the lineage.
 
     >>> jn.search.pbt({"learning_rate": jn.search.log_uniform(1e-3, 1.0)}, num=16, generations=4).shares
     (0.25, 0.5, 0.75, 1.0)

@@ -27,7 +27,7 @@ class Propose(NamedTuple):
 
 
 class Promote(NamedTuple):
-    """Train a paused member on.
+    """Continue the training of a paused member.
 
     >>> jn.search.Promote(3).member
     3
@@ -48,7 +48,7 @@ class Fork(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """End a paused member; its state is kept while there is room, as that of one that a run may continue.
+    """End a paused member. Its state is kept while there is room, so that a run can continue it.
 
     >>> jn.search.Drop(3).member
     3
@@ -210,12 +210,12 @@ class _Rungs(NamedTuple):
 def asha(
     points: Any, num: int | None = None, key: int = 0, *, eta: int = 3, min_fraction: float = 0.03, brackets: int = 1
 ) -> Searcher:
-    """Returns asynchronous successive halving: whenever a lane is free, the best paused member goes on, or a new one.
+    """Returns asynchronous successive halving: a free lane gets the best paused member, or a new one.
 
     Li et al., "A System for Massively Parallel Hyperparameter Tuning", 2020. Members pause at rungs, 1/27, 1/9 and 1/3
-    of their steps for ``eta=3``; one is promoted when it is among the best ``1/eta`` of those that reached its rung so
-    far. With few members there are fewer rungs, and the best is trained to the end in any case. A schedule is that of a
-    full run, cut off. In bracket ``b`` of several, which take turns, the first rung is the one numbered ``b``: safer if
+    of their steps for ``eta=3``. A member is promoted when it is among the best ``1/eta`` that reached its rung so far.
+    With few members there are fewer rungs, and the best member is always trained to the end. Schedules are the schedules
+    of a full run, cut off. In bracket ``b`` of several, which take turns, the first rung is the one numbered ``b``: safer if
     short runs mislead, and dearer.
 
     >>> space = {"learning_rate": jn.search.log_uniform(1e-4, 1e-1), "dropout": jn.search.uniform(0.0, 0.5)}
@@ -227,9 +227,9 @@ def asha(
             that proposes new members, such as `optuna`.
         num: the number of members drawn from a dict.
         key: determines these draws.
-        eta: one of so many goes on; an integer of at least 2.
+        eta: the reduction factor: one of ``eta`` members is promoted; at least 2.
         min_fraction: the least length of the first rung, as a share of a run, at least 1e-6 and at most 1.
-        brackets: their number, at most that of the rungs.
+        brackets: the number of brackets, at most the number of rungs.
 
     Raises:
         ConfigError: a value is not as above.
@@ -310,13 +310,11 @@ class _Halves(NamedTuple):
 
 
 def halving(points: Any, eta: int = 3, *, num: int | None = None, key: int = 0, min_fraction: float = 0.01) -> Searcher:
-    """Returns successive halving: all points train a little, the best ones on and on.
-
-    The best of each ``eta`` of them train ``eta`` times as far, the best of these again, and so on.
+    """Returns successive halving: the best ``1/eta`` of the members train ``eta`` times as far, and so on.
 
     Jamieson & Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", 2016. With 27
-    members and ``eta=3`` that is 27 to 1/27 of the steps, 9 to 1/9, 3 to 1/3 and 1 to the end: the work of 3 full
-    runs. Members are ranked one by one, each seed for itself, by the monitored metric; a schedule is that of a full
+    members and ``eta=3``, 27 train to 1/27 of the steps, 9 to 1/9, 3 to 1/3 and 1 to the end: the work of 3 full runs.
+    Members are ranked one by one, each seed by itself, by the monitored metric. Schedules are the schedules of a full
     run, cut off. Lanes idle while the last members of a rung are trained; `asha` keeps them in use.
 
     Arguments and errors are those of `asha`.
