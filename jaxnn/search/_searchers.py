@@ -215,7 +215,7 @@ def asha(
     Li et al., "A System for Massively Parallel Hyperparameter Tuning", 2020. Members pause at rungs, 1/27, 1/9 and 1/3
     of their steps for ``eta=3``. A member is promoted when it is among the best ``1/eta`` that reached its rung so far.
     With few members there are fewer rungs, and the best member is always trained to the end. Schedules are the
-    schedules of a full run, cut off. Several brackets take turns; in bracket ``b`` the first rung is number ``b``, which
+    schedules of a full run, cut off. Several brackets take turns. In bracket ``b`` the first rung is number ``b``: this
     is safer if short runs mislead, and more expensive.
 
     >>> space = {"learning_rate": jn.search.log_uniform(1e-4, 1e-1), "dropout": jn.search.uniform(0.0, 0.5)}
