@@ -334,7 +334,7 @@ class Sweep:
         Their recorded curves are searched in random orders, without training. ConfigError if fewer than two finished.
 
         >>> swept.backtest({"asha": jn.search.asha, "halving": jn.search.halving}, orders=5)
-        searcher  steps spent ...  found the best  regret in test_loss
+        searcher  steps spent  found the best  regret in test_loss
         ...
 
         Args:
