@@ -36,9 +36,8 @@ class BackTest:
         for name, regret in self.regret.items():
             kept = f"{np.mean(regret <= 0):.0%}"
             spent = spread_of(100 * self.spent[name])
-            rows.append(
-                [name, f"{spent.mean:.1f} % ({spent.low:.1f} to {spent.high:.1f})", kept, str(spread_of(regret))]
-            )
+            ends = "" if math.isnan(spent.low) else f" ({spent.low:.1f} to {spent.high:.1f})"
+            rows.append([name, f"{spent.mean:.1f} %{ends}", kept, str(spread_of(regret))])
         orders = len(next(iter(self.spent.values())))
         note = (
             f"{orders} random orders of the members that were trained to the end; means ± deviations (95 % intervals)"
