@@ -128,6 +128,12 @@ def metrics_of(line: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in line.items() if name not in NO_METRICS}
 
 
+def elapsed_of(lines: Iterable[Mapping[str, Any]]) -> float:
+    """The seconds from the start to the last of the ``lines`` of ``metrics.jsonl``; 0 if none has them."""
+    known = (line.get("elapsed") for line in lines)
+    return max((value for value in known if isinstance(value, int | float)), default=0.0)
+
+
 def reports_by_member(lines: Iterable[Mapping[str, Any]]) -> defaultdict[int, list[dict[str, Any]]]:
     """The ``lines`` of ``metrics.jsonl`` by their column ``member``, and without it; none for other members."""
     reports = defaultdict[int, list[dict[str, Any]]](list)

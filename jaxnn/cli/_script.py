@@ -179,7 +179,7 @@ def _sweep(
 
     _process.use_all_cores()
     with _process.processes(_process.ClusterOptions(), given(arguments, "--device")):
-        values, design, options = parse_sweep(experiment, arguments, defaults)
+        values, space, design, options = parse_sweep(experiment, arguments, defaults)
         many = {name: words for name, words in values.items() if len(words) > 1}  # a field with one value is set
         if script is not None and design.combine != "grid":
             raise ConfigError("--combine is for fields that the command line alone sweeps; the script has points.")
@@ -189,12 +189,6 @@ def _sweep(
             script = script if many else recorded
         script = search.Points.named(script, experiment.config) if isinstance(script, Mapping) else script
         single = {name: words[0] for name, words in values.items() if name not in many}
-        flags = _flag_fields([], experiment.config)
-        kinds = {flag: typing.get_type_hints(type(owner))[flag] for flag, (_, owner) in flags.items()}
-        named = {flag: name for flag, (name, _) in flags.items()}
-        space = design.axes(named, lambda flag, word: _value(flag, kinds[flag], _word(kinds[flag], word)))
-        if twice := [name for name in space if name in values]:
-            raise ConfigError(f"{twice[0]} has values and is drawn from the --space: give one of them.")
         points: Any = {**many, **space} if space else script
         if isinstance(points, search.Searcher) and many:
             raise ConfigError("the script has a searcher: give each field one value, or a --space and a --search.")
@@ -241,10 +235,11 @@ def parse_run(
 
 def parse_sweep(
     experiment: Experiment[Any], arguments: Sequence[str], defaults: RunOptions | None = None
-) -> tuple[dict[str, list[Any]], Any, Any]:
-    """Returns the values given for each field, dotted, the `Design` and the `SweepOptions`.
+) -> tuple[dict[str, list[Any]], dict[str, Any], Any, Any]:
+    """Returns the values and the distributions given for fields, dotted, the `Design` and the `SweepOptions`.
 
-    ConfigError if two fields would be the same flag, a flag has another name, or a word is no value of its field.
+    ConfigError if two fields would be the same flag, a flag has another name, a word is no value of its field, or a
+    field has values and a distribution.
     """
     import tyro
 
@@ -272,7 +267,11 @@ def parse_sweep(
             values[name] = [_value(name, kinds[flag], word) for word in words]
         elif (written := f"--{flag.replace('_', '-')}") in bare:
             raise ConfigError(f"{written} has no value: give one or more after it.")
-    return values, form.design, _with_given(form.run, arguments, objects)
+    named = {flag: name for flag, (name, _) in flags.items()}
+    space = form.design.axes(named, lambda flag, word: _value(flag, kinds[flag], word))
+    if twice := [name for name in space if name in values]:
+        raise ConfigError(f"{twice[0]} has values and is drawn from the --space: give one of them.")
+    return values, space, form.design, _with_given(form.run, arguments, objects)
 
 
 def only_compile(arguments: Sequence[str]) -> None:
@@ -393,22 +392,9 @@ def _is_word(kind: Any) -> bool:
     return kind in (int, float, str, bool) or typing.get_origin(kind) is Literal
 
 
-def _word(kind: Any, word: str) -> Any:
-    """A word as tyro parses it for a field of a simple type, else as it is; ConfigError if it is no such value."""
-    if not _is_word(kind):
-        return word
-    import tyro
-
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            return tyro.cli(kind, args=[word])
-    except SystemExit:
-        raise ConfigError(f"--space: {word!r} is no value of {getattr(kind, '__name__', kind)}.") from None
-
-
 def _value(name: str, kind: Any, word: Any) -> Any:
-    """A word as a value of its field's type: ``64,64`` is ``(64, 64)`` for a tuple of integers."""
-    if _is_word(kind):
+    """A word as a value of its field's type: ``64,64`` is ``(64, 64)`` for a tuple of integers; values stay."""
+    if not isinstance(word, str) or kind is str:
         return word
     import tyro
 

@@ -11,7 +11,7 @@ import optax
 from jaxnn.data import ArraySource
 from jaxnn.engine._states import EMPTY, bring_back
 from jaxnn.engine._trainer import RUNNING, Trainer
-from jaxnn.engine._windows import WindowResult, run_windows, with_tails
+from jaxnn.engine._windows import WindowResult, run_windows
 from jaxnn.parallel import StopVote
 from jaxnn.tasks import derived_metrics
 from jaxnn.types import ENDLESS, ConfigError, DataError, Splits, warn
@@ -70,20 +70,17 @@ class MemberBlock:
             self.trainer.state = bring_back(self.trainer.host_states(), self.state, self.slots)
 
 
-def train(
-    trainer: Trainer, wants_stop: Callable[[], bool], until: int | None = None, *, step_by_step: bool = False
-) -> Generator[WindowReport]:
-    """Trains the members that are not over to the step ``until``, in blocks that fit in memory.
+def train(trainer: Trainer, wants_stop: Callable[[], bool], *, step_by_step: bool = False) -> Generator[WindowReport]:
+    """Trains the members that are not over to their last step, in blocks that fit in memory.
 
     Each window is yielded once its numbers are on the host, recorded and, if due, saved; the trainer's ``state`` is
     replaced at each evaluation, checkpoint and at the end. Members that end early are taken out at the next evaluation.
     ``wants_stop`` is called at the end of each window; all processes stop at the same one. All members are evaluated at
-    ``until``, by default their last step. With ``step_by_step`` the caller may use the state after every window.
+    their last step. With ``step_by_step`` the caller may use the state after every window.
     """
-    until = trainer.plan.num_steps if until is None else until
     steps = trainer.steps()
     # Members of one block train together: those behind after an interruption go first.
-    unfinished = [row for row, log in enumerate(trainer.logs) if log.unfinished and steps[row] < until]
+    unfinished = [row for row, log in enumerate(trainer.logs) if log.unfinished and steps[row] < trainer.plan.num_steps]
     todo = sorted(unfinished, key=lambda row: (steps[row], row))
     with trainer.clock.span("train"):
         while todo and not wants_stop():
@@ -94,7 +91,7 @@ def train(
                 trainer.logs[row].status = RUNNING
             block = MemberBlock(trainer, sorted(rows), step)
             try:
-                for report in _train_block(block, step, until, wants_stop, step_by_step):
+                for report in _train_block(block, step, wants_stop, step_by_step):
                     with trainer.clock.span("caller"):
                         yield report
             except GeneratorExit:
@@ -143,10 +140,10 @@ def _check_accumulated(trainer: Trainer) -> None:
 
 
 def _train_block(
-    block: MemberBlock, step: int, until: int, wants_stop: Callable[[], bool], step_by_step: bool
+    block: MemberBlock, step: int, wants_stop: Callable[[], bool], step_by_step: bool
 ) -> Generator[WindowReport]:
     trainer, votes, windows, stops = block.trainer, StopVote(), itertools.count(), False
-    plan = with_tails(trainer.plan._replace(num_steps=until)) if until < trainer.plan.num_steps else trainer.plan
+    plan = trainer.plan
 
     def sync_after(step: int) -> bool:
         nonlocal stops
@@ -162,7 +159,7 @@ def _train_block(
             step = result.step
             report = process(block, result, evaluates=plan.evaluates(step))
             living, synced = block.living(), result.state is not None
-            ending = synced and (stops or not living or step == until)
+            ending = synced and (stops or not living or step == plan.num_steps)
             saves = synced and trainer.save_due(step, ending=ending)
             if saves or ending or (synced and (len(living) < len(block.rows) or block.shape is None)):
                 block.bring_back()

@@ -5,7 +5,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxnn import record as records
 from jaxnn._clock import Clock
-from jaxnn._json import final_metrics, metrics_of, reports_by_member
+from jaxnn._json import elapsed_of, final_metrics, metrics_of, reports_by_member
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._options import RunOptions, stopping_rule
 from jaxnn.engine._states import HostStates, Shape
@@ -25,8 +25,6 @@ from jaxnn.tasks import derived_metrics, direction_of
 from jaxnn.types import ConfigError, Experiment, PyTree, Splits, TrainState
 
 WAITING, RUNNING = "waiting", "running"
-# By default a population saves at evaluations, and no more often than this.
-SECONDS_BETWEEN_SAVES = 60.0
 
 
 @dataclasses.dataclass
@@ -71,6 +69,9 @@ class MemberLog:
 @dataclasses.dataclass
 class Trainer:
     """A population in training."""
+
+    # By default a population saves at evaluations, and no more often than this.
+    SECONDS_BETWEEN_SAVES: ClassVar[float] = 60.0
 
     options: RunOptions  # how it is run; cadences are resolved
     splits: Splits  # its data
@@ -206,7 +207,7 @@ class Trainer:
         for row, log in enumerate(self.logs):
             if restored is None:
                 log.status = WAITING
-            elif log.status != "pruned":
+            else:
                 # By the step of the state, since reports may be lost.
                 self.settle(row, steps[row], diverged=diverged[row])
         return restored and restored.step, damaged
@@ -227,8 +228,7 @@ class Trainer:
         reports = reports_by_member(lines)
         for log in self.logs:
             log.lines = reports[log.number]
-        known = (line.get("elapsed") for line in lines)
-        self.elapsed_before = max((value for value in known if isinstance(value, int | float)), default=0.0)
+        self.elapsed_before = elapsed_of(lines)
         return [damage] if damage is not None else []
 
     def settle(self, row: int, step: int, *, diverged: bool) -> None:
@@ -292,7 +292,7 @@ class Trainer:
             if self._since_best(log) == 0:
                 return True
         # Clocks differ between processes, and all must save or none.
-        return broadcast_from_primary(lambda: time.perf_counter() - self._saved_at > SECONDS_BETWEEN_SAVES)
+        return broadcast_from_primary(lambda: time.perf_counter() - self._saved_at > self.SECONDS_BETWEEN_SAVES)
 
     def save(self, step: int) -> None:
         """Starts saving the newest state, or raises RecordError; a member without finite parameters has diverged."""

@@ -31,7 +31,6 @@ from jaxnn._text import first_line, format_bytes
 from jaxnn.observe import nbytes
 from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.record import _state_files as disk
-from jaxnn.record._record_reader import Recorded
 from jaxnn.record._run_directory import FOLDER, LogDigest
 from jaxnn.types import PyTree, RecordError
 
@@ -173,16 +172,6 @@ class Checkpoints:
             " or choose another --run-dir; older checkpoints are intact.",
         )
 
-    def row_of(self, recorded: Recorded) -> tuple[int, int]:
-        """The number of rows in the newest state, and the row of a member of this group.
-
-        RecordError if it has none, as a member of a search whose state was deleted.
-        """
-        rows, number = self.rows(recorded.group["members"]), recorded.about["member"]
-        if number not in rows:
-            raise RecordError(f"{self.folder} holds no state of member {number}, which is {recorded.about['status']}.")
-        return len(rows), rows.index(number)
-
     def steps(self) -> list[int]:
         """The steps that have a complete checkpoint, in order, after the current save."""
         concurrent.futures.wait([self._pending] if self._pending is not None else [])
@@ -227,10 +216,27 @@ class Checkpoints:
         """The state of a step that is undamaged, placed like ``like``; RecordError if it is no such state."""
         return _read_state(self.folder / str(step), like)  # type: ignore[no-any-return]
 
-    def rows(self, members: Sequence[int]) -> list[int]:
-        """The members in the rows of the newest state: all ``members`` of the group, or of a search some of them."""
-        found = (self.newest()[1].get("search") or {}).get("members")
-        return [*members] if found is None else found.get(self.folder.name, [])
+    def restore_members[State: tuple[Any, ...]](
+        self, wanted: Sequence[int], members: Sequence[int], like: Callable[[int], State]
+    ) -> tuple[Restored[State], list[int]] | None:
+        """As `restore_newest`, the newest state of a group of ``members``, and in which rows the ``wanted`` ones are.
+
+        ``like`` makes it for a number of rows. RecordError if one is in none, whose state a search deleted.
+        """
+        step, about, damaged = self.newest()
+        if step is None:
+            return None
+        count, rows = self.rows(step, wanted, members)
+        return Restored(step, self.read(step, like(count)), about.get("log"), damaged), rows
+
+    def rows(self, step: int, wanted: Sequence[int], members: Sequence[int]) -> tuple[int, list[int]]:
+        """The number of rows that the state of a step has, and those of ``wanted`` members, as `restore_members`."""
+        found = (disk.read_about(self.folder / str(step)).get("search") or {}).get("members")
+        # Of a search only some members have one.
+        rows = [*members] if found is None else found.get(self.folder.name, [])
+        if lacking := [number for number in wanted if number not in rows]:
+            raise RecordError(f"{self.folder / str(step)} holds no state of member {lacking[0]}: it was deleted.")
+        return len(rows), [rows.index(number) for number in wanted]
 
     def set_aside(self, step: int, what: str) -> str:
         """Moves the damaged checkpoint of a step into the folder ``damaged``; returns a message for the user."""

@@ -106,8 +106,8 @@ class Run:
         folder = self._checkpoints.folder
         if (member := self._member) is None:
             return TrainState(**record.load_checkpoint(folder.parent))
-        newest = record.load_checkpoint(folder / f"{max(self._checkpoints.steps(), default=0)}")
-        _, row = self._checkpoints.row_of(member)
+        newest = record.load_checkpoint(folder / f"{(step := max(self._checkpoints.steps(), default=0))}")
+        _, (row,) = self._checkpoints.rows(step, [member.about["member"]], member.group["members"])
         return TrainState(**jax.tree.map(lambda leaf: leaf[row], newest["states"]))
 
     def evaluate(self, split: str = "test", *, state: TrainState | None = None) -> dict[str, float]:
@@ -352,10 +352,14 @@ def _open_recorded(
         if recorded.row is None:
             state = record.load_checkpoint(path, shapes)
         else:
-            number, row = record.Checkpoints(states).row_of(recorded)
-            like = engine.HostStates.shapes(shapes, number)
-            if (restored := record.Checkpoints(states).restore_newest(like)) is None:
+            found = record.Checkpoints(states).restore_members(
+                [recorded.about["member"]],
+                recorded.group["members"],
+                functools.partial(engine.HostStates.shapes, shapes),
+            )
+            if found is None:
                 raise RecordError(f"{states} holds no checkpoint: open the member without the experiment.")
+            restored, (row,) = found
             for _, what in restored.damaged[:1]:
                 warn(f"the newest checkpoint in {states} is damaged, {what}: the state is an older one.")
             state = restored.state.member(row, shapes)

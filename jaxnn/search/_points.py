@@ -219,16 +219,16 @@ def _drawn(where: str, num: int, axes: Mapping[str, Any], draw: Callable[[int, s
     listed = _columns(where, {name: axis for name, axis in axes.items() if not _is_drawn(axis)})
     scales = {name: Axis.scale_of(name, listed[name]) if name in listed else "linear" for name in axes}
     points = list[dict[str, Any]]()
+    # Fields that depend on others are drawn after them.
+    ordered = sorted(((name, axes[name]) for name in axes if name not in listed), key=lambda one: callable(one[1]))
     for index in range(num):
         point: dict[str, Any] = {}
-        # Fields that depend on others are drawn after them.
-        for name, axis in sorted(axes.items(), key=lambda one: callable(one[1])):
-            if name not in listed:
-                found = axis(dict(point)) if callable(axis) else axis
-                is_distribution = isinstance(found, Distribution)
-                point[name] = draw(index, name, found) if is_distribution else found
-                scale = found.scale if is_distribution else Axis.scale_of(name, [found])
-                scales[name] = max(scales[name], scale, key=SCALES.index)
+        for name, axis in ordered:
+            found = axis(dict(point)) if callable(axis) else axis
+            is_distribution = isinstance(found, Distribution)
+            point[name] = draw(index, name, found) if is_distribution else found
+            scale = found.scale if is_distribution else Axis.scale_of(name, [found])
+            scales[name] = max(scales[name], scale, key=SCALES.index)
         for values in itertools.product(*listed.values()):
             whole = point | dict(builtins.zip(listed, values, strict=True))
             points.append({name: whole[name] for name in axes})

@@ -38,8 +38,8 @@ class Member:
         index: its number, which it keeps in a selection.
         point: the swept fields and their values.
         config: all config fields; nested dataclasses are mappings.
-        status: ``waiting``, ``running``, ``finished``, ``stopped early``, ``diverged``, ``pruned``, ``failed`` or
-            ``interrupted``.
+        status: ``waiting``, ``running``, ``finished``, ``stopped early``, ``diverged``, ``paused``, ``pruned``,
+            ``failed`` or ``interrupted``.
         step: updates done.
         final: the last value of each metric.
         best: the metrics of the best evaluation by the monitored metric, and its ``step``; empty before the first.

@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxnn import engine, parallel
@@ -15,7 +15,7 @@ from jaxnn._text import format_bytes
 from jaxnn.observe import cpu_count, given_up
 from jaxnn.search import Points, Searcher
 from jaxnn.sweeps._groups import Group, Loader, PlannedMember, plan_groups, plan_members, traced_values, with_values
-from jaxnn.sweeps._search_events import Search
+from jaxnn.sweeps._search_events import SavedSearch, Search
 from jaxnn.types import ConfigError, Experiment, warn
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class SweepPlan:
     unread: tuple[str, ...]  # swept fields that nothing reads
     load: Loader
     clock: Clock
+    saved: SavedSearch = SavedSearch()  # noqa: RUF009  # immutable: what a search is resumed from
     # By the number of a group: the vmap sizes that are chosen, and the trainers that are open.
     vmapped: dict[int, engine.VmapPlan] = dataclasses.field(default_factory=dict)
     open: dict[int, engine.Trainer] = dataclasses.field(default_factory=dict)
@@ -210,20 +211,20 @@ def plan_sweep(
     points: Points | Searcher,
     options: SweepOptions,
     clock: Clock | None = None,
-    events: Iterable[Mapping[str, Any]] = (),
+    saved: SavedSearch = SavedSearch(),  # noqa: B008  # immutable
 ) -> SweepPlan:
     """Builds the members of this process, chosen by the options' shard, and groups those that one program can train.
 
-    Of a searcher they are those that it proposes first, or proposed in the recorded ``events``. ConfigError if the
+    Of a searcher they are those that it proposes first, or proposed in the events of ``saved``. ConfigError if the
     config lacks a field of ``points``, devices are not available, or no member can be run.
     """
     load, clock = Loader(), clock or Clock()
     search = Search(points) if isinstance(points, Searcher) else None
     points = checked_points(experiment, points, options)
     if search is not None:
-        plan = SweepPlan(experiment, points, search, options, [], [], (), load, clock)
+        plan = SweepPlan(experiment, points, search, options, [], [], (), load, clock, saved)
         with clock.span("load", "loading the data and grouping the members"):
-            search.replay(events)
+            search.replay(saved.events)
             if not search.points:
                 search.ask(plan.num_lanes, ())
             if not search.points:

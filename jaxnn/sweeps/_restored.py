@@ -64,16 +64,16 @@ def restored_groups(
             layout = members_layout(SweepOptions(devices=devices), each[0].config.batch_size, len(found))
             programs = engine.programs_of(each[0], splits, resident=resident, layout=layout, members=given)
             checkpoints = record.Checkpoints(part.states(number))
-            rows = checkpoints.rows(facts["members"])
-            restored = checkpoints.restore_newest(engine.HostStates.shapes(programs.shapes, len(rows)))
+            like = functools.partial(engine.HostStates.shapes, programs.shapes)
+            restored = checkpoints.restore_members([member.index for member in found], facts["members"], like)
             if restored is None:
                 raise RecordError(
                     f"{checkpoints.folder} holds no checkpoint: the sweep was run with checkpoint_every=0, or it was "
                     "deleted."
                 )
-            places = [rows.index(member.index) for member in found]
-            take = functools.partial(np.take, indices=places, axis=0)
-            yield RestoredGroup(part.path, facts, found, programs, jax.tree.map(take, restored.state))
+            newest, rows = restored
+            take = functools.partial(np.take, indices=rows, axis=0)
+            yield RestoredGroup(part.path, facts, found, programs, jax.tree.map(take, newest.state))
 
 
 def predict_members(sweep: Any, inputs: Any, batch_size: int, devices: int | None) -> PyTree:

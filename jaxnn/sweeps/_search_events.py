@@ -5,7 +5,7 @@ import json
 import math
 import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxnn._json import jsonable
 from jaxnn.record import RecordReader
@@ -13,6 +13,15 @@ from jaxnn.search import Drop, Fork, Promote, Propose, Reached, Searcher
 from jaxnn.types import ConfigError, JaxnnError, RecordError, error_line
 
 FILE = "search.jsonl"
+
+
+class SavedSearch(NamedTuple):
+    """What a search can be resumed from: its newest checkpoint, and the events until then."""
+
+    events: Sequence[Mapping[str, Any]] = ()
+    step: int | None = None  # None: there is no checkpoint
+    about: Mapping[str, Any] = {}  # what its files say of it
+    damaged: Sequence[tuple[str, int, str]] = ()  # of newer ones the group, the step and the damage
 
 
 @dataclasses.dataclass
@@ -77,7 +86,7 @@ class Search:
                         f"line {number + 2} of {FILE} tells of what was not asked: the record is damaged."
                     )
                 self.tell([Reached(*one) for one in told])
-            if json.loads(json.dumps(jsonable(self.events[-1]))) != event:
+            if _as_read(self.events[-1]) != event:
                 raise ConfigError(
                     f"the searcher {self.searcher.name} answers otherwise than when the search was started, from "
                     f"line {number + 2} of its {FILE} on: a searcher must be a function of its state alone."
@@ -85,8 +94,7 @@ class Search:
 
     def header(self) -> dict[str, Any]:
         """The first line of the file: what identifies the searcher."""
-        made: dict[str, Any] = json.loads(json.dumps(jsonable({"searcher": self.searcher.description})))
-        return made
+        return _as_read({"searcher": self.searcher.description})
 
 
 def read_events(path: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -98,6 +106,11 @@ def read_events(path: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         if not _is_event(event):
             raise RecordError(f"{path / FILE} is damaged in line {number}: restore the file from a copy.")
     return lines[0]["searcher"], lines[1:]
+
+
+def _as_read(content: Mapping[str, Any]) -> dict[str, Any]:
+    """``content`` as it is after it was written to a file and read."""
+    return json.loads(json.dumps(jsonable(content)))  # type: ignore[no-any-return]
 
 
 def _is_event(event: Mapping[str, Any]) -> bool:

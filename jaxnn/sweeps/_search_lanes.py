@@ -14,7 +14,7 @@ from jaxnn.search import Reached
 from jaxnn.sweeps._groups import Group, PlannedMember, traced_values
 from jaxnn.sweeps._members import COMPLETE
 from jaxnn.sweeps._search_events import value_to_rank
-from jaxnn.sweeps._sweep_run import FAILURES, SweepRun, reason
+from jaxnn.sweeps._sweep_run import FAILURES, SweepRun
 from jaxnn.types import ConfigError, RecordError
 
 WAITING, PAUSED, PRUNED = "waiting", "paused", "pruned"
@@ -133,21 +133,21 @@ class SearchLanes(SweepRun):
             except FAILURES as error:
                 if isinstance(error, RecordError) or len(self.plan.groups) == 1:
                     raise
-                self._fail(group, error)
+                self.fail_group(group, error)
                 return None
         return self.lanes[group.number]
 
-    def _fail(self, group: Group, error: Exception) -> None:
+    def fail_group(self, group: Group, error: Exception) -> None:
+        """Ends the members of a group, those that pause too, and all that are proposed later."""
         for member in group.members:
-            if member.unfinished or member.status == PAUSED:
+            if member.status == PAUSED:
                 member.fail(error)
+            if member.status not in COMPLETE:
                 self.shelf.pop(member.number, None)
         self.queues[group.number] = []
         self.failed[group.number] = error
         self.lanes.pop(group.number, None)  # a call that failed took their states
-        if group.number in self.plan.open:
-            self._close(group.number)
-        self.display.say(f"  group {group.number + 1} failed: {reason(error)}")
+        super().fail_group(group, error)
 
     def _open(self, group: Group) -> Trainer:
         trainer = self.open_group(group)
@@ -172,7 +172,7 @@ class SearchLanes(SweepRun):
             except FAILURES as error:
                 if len(self.plan.groups) == 1:
                     raise
-                self._fail(group, error)
+                self.fail_group(group, error)
                 return []
         self.member_steps += window.num_steps * len(rows)
         self._show_search(window)
@@ -192,10 +192,8 @@ class SearchLanes(SweepRun):
 
     def _show_search(self, window: Any) -> None:
         started, most = len(self.plan.members), self.search.searcher.num or 0
-        done, in_lanes = (
-            sum(member.step for member in self.plan.members),
-            sum(len(one.rows) for one in self.lanes.values()),
-        )
+        done = sum(member.step for member in self.plan.members)
+        in_lanes = sum(len(one.rows) for one in self.lanes.values())
         # As if the rest took as many steps as those so far, one by one.
         left = round(done * max(0, most - started) / started) + self.plan.num_left
         # A line for each tenth, as of a run.

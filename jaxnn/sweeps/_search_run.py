@@ -8,9 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxnn import record as records
 from jaxnn._disk import write_bytes
-from jaxnn._json import json_line, reports_by_member
+from jaxnn._json import elapsed_of, json_line, reports_by_member
 from jaxnn.engine import HostStates, Trainer
 from jaxnn.observe import nbytes
 from jaxnn.search import Drop, Fork, Promote, Propose, Reached
@@ -20,7 +19,6 @@ from jaxnn.sweeps._search_lanes import PAUSED, PRUNED, WAITING, SearchLanes
 from jaxnn.sweeps._sweep_record import search_stores
 from jaxnn.types import RecordError
 
-SECONDS_BETWEEN_SAVES = 60.0
 MOST_BYTES = 2**30  # that states of pruned members may take, with all others that are in no lane
 ANY = range(2**31)  # member: also one that was proposed after the checkpoint
 
@@ -144,18 +142,16 @@ class SearchRun(SearchLanes):
         plan = self.plan
         if plan.options.resume is None or self.record.directory is None:
             return
-        stores = search_stores(self._path, self.record.facts)
-        step, saved, damaged = records.Checkpoints.newest_of_all(stores)
-        about = saved.get("search") or {"members": {}, "lanes": {}, "by_status": {}, "steps": {}}
+        stores, found = search_stores(self._path, self.record.facts), plan.saved
+        about = found.about.get("search") or {"members": {}, "lanes": {}, "by_status": {}, "steps": {}}
         self._check_saved(about)
         where = "the checkpoint of the search"
         lines, self.reported, damage = self.record.directory.rewind(
-            lambda line: about["steps"].get(str(line["member"]), 0), saved.get("log"), where, ANY
+            lambda line: about["steps"].get(str(line["member"]), 0), found.about.get("log"), where, ANY
         )
         if damage is not None:
             self.display.say(f"  {damage}")
-        known = (line.get("elapsed") for line in lines)
-        self._elapsed_before = max((value for value in known if isinstance(value, int | float)), default=0.0)
+        self._elapsed_before = elapsed_of(lines)
         reports = reports_by_member(lines)
         for status, numbers in about["by_status"].items():
             for number in numbers:
@@ -173,10 +169,10 @@ class SearchRun(SearchLanes):
             lanes = self._lanes_of(plan.groups[int(name)])
             if lanes is not None:
                 like[name] = HostStates.shapes(lanes.trainer.programs.shapes, len(numbers))
-        notes = [stores[name].set_aside(at, what) for name, at, what in damaged]
+        notes = [stores[name].set_aside(at, what) for name, at, what in found.damaged]
         for store in stores.values():
-            store.forget_after(step)
-        if step is None:
+            store.forget_after(found.step)
+        if (step := found.step) is None:
             return
         self._steps_before = self.saved_step = step
         resumed = self.record.facts["resumed"][-1]
@@ -244,7 +240,7 @@ class SearchRun(SearchLanes):
         """Whether to save: by the steps that a lane made since, or by the clock."""
         if every := self.plan.options.checkpoint_every:
             return self._since_saved >= every
-        return every is None and time.perf_counter() - self._saved_at > SECONDS_BETWEEN_SAVES
+        return every is None and time.perf_counter() - self._saved_at > Trainer.SECONDS_BETWEEN_SAVES
 
     def _save(self) -> None:
         """Saves all states, and what the searcher was asked and told."""

@@ -24,7 +24,7 @@ from jaxnn.search import Points, Searcher, rebuilt
 from jaxnn.sweeps import _stored
 from jaxnn.sweeps._members import Member, show_point
 from jaxnn.sweeps._plan import SweepOptions, SweepPlan, parse_shard
-from jaxnn.sweeps._search_events import FILE, Search, read_events
+from jaxnn.sweeps._search_events import FILE, SavedSearch, Search, read_events
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.types import ConfigError, Experiment, RecordError
 
@@ -159,25 +159,16 @@ def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment
     return experiment, Points(made, {axis["name"]: axis["scale"] for axis in before["axes"]})
 
 
-def saved_search(path: Path, before: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the newest checkpoint of the search in ``path`` says of it; None: none was saved."""
-    _, about, _ = record.Checkpoints.newest_of_all(search_stores(path, before))
-    return about.get("search")
-
-
 def search_stores(path: Path, facts: Mapping[str, Any], keep_last: int = 2) -> dict[str, record.Checkpoints]:
     """The checkpoints of each group of a search, by its number."""
     numbers = range(len(facts["groups"]))
     return {f"{one}": record.Checkpoints(record.Record.states(path, facts, one), keep_last, 0) for one in numbers}
 
 
-def events_of(path: Path | None, before: Mapping[str, Any] | None, searcher: Any) -> list[dict[str, Any]]:
-    """What the searcher of the search in ``path`` was asked and told until its newest checkpoint.
-
-    ConfigError if it was another one.
-    """
+def saved_search(path: Path | None, before: Mapping[str, Any] | None, searcher: Any) -> SavedSearch:
+    """What the search in ``path`` is resumed from; ConfigError if its searcher was another one."""
     if path is None or before is None or before["search"] is None or not isinstance(searcher, Searcher):
-        return []
+        return SavedSearch()
     described, events = read_events(path)
     if Search(searcher).header()["searcher"] != described:
         raise ConfigError(
@@ -185,11 +176,12 @@ def events_of(path: Path | None, before: Mapping[str, Any] | None, searcher: Any
             f"--resume {path} without points continues with what it has; or start a new sweep."
         )
     if before["status"] == "finished":
-        return events
-    saved = saved_search(path, before) or {"events": 0}
-    if len(events) < saved["events"]:
+        return SavedSearch(events)
+    step, about, damaged = record.Checkpoints.newest_of_all(search_stores(path, before))
+    count = (about.get("search") or {"events": 0})["events"]
+    if len(events) < count:
         raise RecordError(f"{path / FILE} lacks events of the newest checkpoint: restore the file from a copy.")
-    return events[: saved["events"]]
+    return SavedSearch(events[:count], step, about, damaged)
 
 
 def options_of_record(options: SweepOptions, before: Mapping[str, Any] | None) -> SweepOptions:

@@ -90,6 +90,15 @@ class SweepRun:
                 self.display.say(f"  {note}")
         return trainer
 
+    def fail_group(self, group: Group, error: Exception) -> None:
+        """Ends the members of a group that cannot be trained, or not any further; says why."""
+        for member in group.members:
+            if member.unfinished:
+                member.fail(error)
+        self.display.say(f"  group {group.number + 1} failed: {reason(error)}")
+        if group.number in self.plan.open:
+            self._close(group.number)
+
     def record_group(self, number: int, trainer: Trainer) -> list[str]:
         """Adds what is known of a group to the record, and restores its states; returns notes on both."""
         return self.record.open(number, trainer)
@@ -120,12 +129,7 @@ class SweepRun:
             shared = isinstance(error, RecordError | BrokenPipeError)
             if shared or (len(plan.groups) == 1 and not isinstance(error, FAILURES)):
                 raise
-            for member in group.members:
-                if member.unfinished:
-                    member.fail(error)
-            self.display.say(f"  group {group.number + 1} failed: {reason(error)}")
-            if group.number in plan.open:
-                self._close(group.number)
+            self.fail_group(group, error)
             self.record.write_members(plan)
             return
         if plan.is_over(group):

@@ -46,8 +46,8 @@ def sweep_here(
         display = around.enter_context(runs.Display.open(options.progress))
         with display.announcing(clock):
             display.device()
-            events = _sweep_record.events_of(options.resume, before, points)
-            plan = plan_sweep(experiment, points, options, clock, events)
+            saved = _sweep_record.saved_search(options.resume, before, points)
+            plan = plan_sweep(experiment, points, options, clock, saved)
             _sweep_record.restore_plan(plan, before)
             display.rows(sweep_rows(plan), aligned=True)
             origin = origin or origin_of(experiment)

@@ -130,7 +130,7 @@ def sweep(*arguments: object, **how: Any) -> jn.Sweep:
 def test_every_field_takes_several_values():
     flags = "--learning-rate 1e-3 2 --features 8,8 16 --dropout 0.5 --kind a b --clip None 0.5 --norm True False"
     words = [*flags.split(), *"--combine zip --search halving --eta 3 --vmap-size 7".split()]
-    values, design, options = parse(with_config(Config()), words)
+    values, _, design, options = parse(with_config(Config()), words)
     assert values == {
         **{"learning_rate": [0.001, 2.0], "model.features": [(8, 8), (16,)], "model.dropout": [0.5]},
         **{"kind": ["a", "b"], "clip": [None, 0.5], "norm": [True, False]},
