@@ -44,7 +44,7 @@ SLOWER = 1.05
 MEMORY_SHARE = 0.8
 # Each vmap size tried is this many times the one before: throughput changes slowly with it.
 FACTOR = 4
-# The lanes of a search on a CPU are in so many chunks at least.
+# The least number of chunks for the lanes of a search on a CPU.
 LANE_CHUNKS = 4
 # A second size is tried if the training takes this many times as long as the first trial did, compilation included.
 WORTH_TRYING = 10

@@ -277,7 +277,7 @@ class Checkpoints:
             return None, {}, []
         name, step, what = damaged[0]
         raise RecordError(
-            f"every checkpoint of the search is damaged, that of step {step} in {stores[name].folder} since {what}: "
+            f"every checkpoint of the search is damaged, step {step} in {stores[name].folder} since {what}: "
             "bring one back from a copy, or start a new search."
         )
 

@@ -253,7 +253,7 @@ def asha(
         proposals += new
         at_end = (value for (_, rung), values in state.reached.items() if rung == last for value in values.values())
         if count and not proposals and not state.running and not any(map(math.isfinite, at_end)):
-            # Nothing is left, and too few came to a rung to promote one of ``eta``: the best goes on alone.
+            # Nothing is left, and too few came to a rung to promote one of ``eta``: promote the best one alone.
             proposals += _best_left(state.reached, promoted)
         running = {one.member for one in proposals if isinstance(one, Promote)}
         running |= {*range(state.started, state.started + len(new))}
@@ -270,7 +270,7 @@ def asha(
                 place = bracket, rung
                 reached[place] = {**reached.get(place, {}), report.member: report.value}
                 for other in reached if report.over else ():
-                    if report.member in reached[other]:  # it goes on nowhere
+                    if report.member in reached[other]:  # it cannot be promoted
                         promoted[other] = promoted.get(other, frozenset()) | {report.member}
                 verdict = "stop" if verdict == "stop" else "pause"
             verdicts.append(verdict)

@@ -19,7 +19,7 @@ from jaxnn.types import ConfigError
 if TYPE_CHECKING:
     from jaxnn.sweeps._sweep import Sweep
 
-LANES_SHARE = 8  # a sweep of so many members has one lane, as a search usually has many more members than lanes
+LANES_SHARE = 8  # members per lane by default: a search usually has many more members than lanes
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
