@@ -83,7 +83,7 @@ class Search:
                 known = (member < len(self.points) and share in self.searcher.shares for member, share, _, _ in told)
                 if not all(known):
                     raise RecordError(
-                        f"line {number + 2} of {FILE} reports a member or a share that was not asked for: the record is damaged."
+                        f"line {number + 2} of {FILE} reports what was not asked for: the record is damaged."
                     )
                 self.tell([Reached(*one) for one in told])
             if _as_read(self.events[-1]) != event:
