@@ -65,7 +65,7 @@ def test_options_of_a_script_are_defaults_of_its_flags(finished, tmp_path, capsy
     _, parsed, _ = parse_run(tiny.experiment(), ["--keep-last", "4"], options)
     assert parsed == dataclasses.replace(options, keep_last=4)
     watched = dataclasses.replace(options, probes=(print,))  # which a sweep leaves out
-    assert parse_sweep(tiny.experiment(), [], watched)[2] == jn.SweepOptions(**vars(options))
+    assert parse_sweep(tiny.experiment(), [], watched)[-1] == jn.SweepOptions(**vars(options))
     # What the record has is not the script's; an object is in no record.
     _, parsed, _ = parse_run(tiny.experiment(), ["--resume", str(finished.dir)], options)
     assert parsed == jn.RunOptions(resume=finished.dir, stop=stop)
