@@ -156,7 +156,7 @@ def _measure_sizes(experiment: Experiment[Any], splits: Splits, sizes: Sequence[
             for num_steps in (engine.ENOUGH_STEPS, MANY_STEPS):
                 call = make_call(num_steps)  # compiles, so that the memory is known
                 trial = engine.Trial.measure(size, num_steps, call, programs.temporary_bytes(None, num_steps))
-                if trial.seconds * num_steps > engine.PROBE_SECONDS:
+                if trial.is_long(num_steps):
                     break
             return trial
 

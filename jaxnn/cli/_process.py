@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import jax
 
 from jaxnn._signals import RESUMABLE, interruptible, leave
 from jaxnn._text import drop_output, flush_output, is_of_output, say_error
+from jaxnn.engine import RunOptions
 from jaxnn.observe import cpu_count
 from jaxnn.parallel import Place, joined
 from jaxnn.types import ConfigError, JaxnnError, LostError, TrainingError, check_int, printable
@@ -134,6 +136,18 @@ def processes(options: ClusterOptions, device: str | None = None) -> Iterator[No
     os.environ["no_grpc_proxy"] = ",".join(filter(None, names))
     with joined(place, status_of):
         yield
+
+
+def since_start[Options: RunOptions](options: Options) -> Options:
+    """The options with the budget that is left of one that counts from the start of this process."""
+    if options.budget is None or options.resume is not None:
+        return options
+    try:
+        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        passed = time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    except (OSError, AttributeError):  # a system without these; imports take about a second
+        return options
+    return dataclasses.replace(options, budget=f"{max(0.1, options.budget_seconds - passed):.1f} s")
 
 
 def check_alone(arguments: Sequence[str], command: str) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from jaxnn.search import Points, Searcher
     from jaxnn.sweeps import Sweep
 
+BOTH_GIVEN = "--budget chooses the number of steps, and --num-steps gives it: leave one of them out."
 COMMANDS = ("run", "sweep", "evaluate", "plan", "advise", "summary")
 _ABOUT_RUN = (
     "First words: `sweep` trains many runs together, `evaluate` measures a recorded run, `plan` compiles for a card, "
@@ -111,7 +112,7 @@ def main(
             _process.check_alone(arguments, command)
         _process.enable_compile_cache()
         if command == "sweep":
-            return _sweep(experiment, arguments, points, options)
+            return _sweep(experiment, arguments, points, options, owns_process=argv is None)
         if command == "evaluate":
             from jaxnn.cli._evaluate import evaluate
 
@@ -137,6 +138,7 @@ def main(
             return answer
         config, options, cluster = parse_run(experiment, arguments, options, about=_ABOUT_RUN)
         with _process.processes(cluster, options.device):
+            options = _process.since_start(options) if argv is None else options
             run = fit(dataclasses.replace(experiment, config=config), options)
     if run.summary.status == "interrupted":
         raise SystemExit(RESUMABLE if run.resumable else INTERRUPTED)
@@ -172,6 +174,8 @@ def _sweep(
     arguments: Sequence[str],
     script: Points | Searcher | Mapping[str, Mapping[str, Any] | Points] | None,
     defaults: RunOptions | None,
+    *,
+    owns_process: bool,
 ) -> Sweep:
     """Sweeps the points of the flags, or those of the ``script`` with the values that the flags replace."""
     from jaxnn import search
@@ -202,7 +206,16 @@ def _sweep(
             swept = {name: words for name, words in values.items() if name in many or name in points.scales}
             points = points.override(swept) if swept else points
         experiment = dataclasses.replace(experiment, config=with_fields(experiment.config, single))
-        found = sweep(experiment, design.searched(points), options)
+        options = _process.since_start(options) if owns_process else options
+        points = design.searched(points, options.budget)
+        if (
+            options.budget is not None
+            and "num_steps" in single
+            and isinstance(points, search.Points)
+            and not options.lanes
+        ):
+            raise ConfigError(BOTH_GIVEN)
+        found = sweep(experiment, points, options)
     if found.status == "interrupted":
         raise SystemExit(RESUMABLE if found.dir is not None else INTERRUPTED)
     return found
@@ -326,6 +339,10 @@ def _with_given(options: Any, arguments: Sequence[str], objects: Mapping[str, An
     ``objects`` are options of the script that no flag could show; flags replace them too.
     """
     flags = {word.partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--")}
+    if "__num_steps" in flags and type(options) is RunOptions:
+        if "__budget" in flags:
+            raise ConfigError(BOTH_GIVEN)
+        objects = {**objects, "budget": None}  # a resumed run has this number of steps
     names = {flag.removeprefix("__").removeprefix("no_") for flag in flags}
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     return with_changes(options, {**objects, **{name: value for name, value in values.items() if name in names}})

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from jaxnn.search import Points, Searcher
 
+UNTIL_THE_BUDGET_ENDS = 10_000  # members
 SPACE = "log:1e-4:1e-1, 0:0.5, 1:4, or values as in relu,gelu"
 
 
@@ -27,7 +28,7 @@ class Design:
     space: tuple[str, ...] = ()
     """Fields to draw: learning_rate=log:1e-4:1e-1 dropout=0:0.5 num_layers=1:4 activation=relu,gelu."""
     num: int | None = bounded(None, least=1)
-    """Number of draws of the space."""
+    """Number of draws of the space; asha and optuna stop before if there is a budget; then by default 10,000."""
     key: int = bounded(0, least=0)
     """Seed of the draws."""
     eta: int | None = bounded(None, least=2)
@@ -64,9 +65,15 @@ class Design:
             found[fields[flag]] = make(low, high)
         return found
 
-    def searched(self, points: Any) -> Points | Searcher:
-        """The points or the searcher that the flags ask for, of ``points``, a searcher, or a space as a dict."""
+    def searched(self, points: Any, budget: str | None) -> Points | Searcher:
+        """The points or the searcher that the flags ask for, of ``points``, a searcher, or a space as a dict.
+
+        With a ``budget`` of time a searcher may propose members until it ends.
+        """
         from jaxnn import search
+
+        if budget is not None and self.num is None and self.search in ("asha", "optuna") and isinstance(points, dict):
+            return dataclasses.replace(self, num=UNTIL_THE_BUDGET_ENDS).searched(points, budget)
 
         is_space, ways = isinstance(points, dict), {"eta": self.eta} if self.eta is not None else {}
         if is_space and self.num is None and self.search != "pbt":

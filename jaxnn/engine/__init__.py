@@ -1,5 +1,6 @@
 """The engine: trains a population of one or more members that share one program; it prints nothing."""
 
+from jaxnn.engine._budget import Budget, Pace
 from jaxnn.engine._checks import check_data, check_parts, load_data
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._lanes import Lanes
@@ -15,7 +16,6 @@ from jaxnn.engine._tuning import (
     CALL_SECONDS,
     ENOUGH_STEPS,
     MEMORY_SHARE,
-    PROBE_SECONDS,
     Trial,
     VmapPlan,
     choose_steps_per_call,

@@ -47,6 +47,8 @@ NUM_EVALUATIONS = 10
 REPORTS_PER_EVALUATION = 5
 EVALUATION_SHARE = 0.2  # of the time of training, for evaluations by default, by the number of examples
 MOST_OF_A_NAME = 100  # characters
+# Seconds, by the unit of a budget.
+UNITS = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +69,8 @@ class RunOptions:
     """Write a record: facts, metrics.jsonl, checkpoints."""
     name: str | None = option(kept=True)
     """Name of the run or sweep: NAME of its directory, and in comparisons; default: that of the script or the data."""
+    budget: str | None = option(kept=True)
+    """Time from start to result, such as "10 min": num_steps is chosen by a trial; a search proposes until then."""
     steps_per_call: int | None = option(least=1, kept=True)
     """Training steps compiled into one call; default: chosen by the time or the operations of a step."""
     report_every: int | None = option(least=1, kept=True, decides=True)
@@ -129,6 +133,7 @@ class RunOptions:
                 wanted = f"a text of 1 to {MOST_OF_A_NAME} characters, without slashes"
                 raise ConfigError(f"name is {self.name!r:.60}, and must be {wanted}: it names a folder.")
         check_fields(self)
+        _ = self.budget_seconds
         seconds = self.stall_after
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
             raise ConfigError(f"stall_after is {seconds!r}, and must be a number of seconds, 0 or more.")
@@ -150,6 +155,17 @@ class RunOptions:
             raise ConfigError(
                 "both resume and run_dir are given: a resumed run continues in its directory, leave run_dir out."
             )
+
+    @property
+    def budget_seconds(self) -> float:
+        """The seconds of ``budget``, infinite without one; ConfigError if it is no time."""
+        if self.budget is None:
+            return math.inf
+        found = re.fullmatch(r"(\d+\.?\d*) *([a-z]+?)s?", str(self.budget).strip())
+        unit = UNITS.get(found[2]) if found is not None else None
+        if found is None or unit is None or float(found[1]) <= 0:
+            raise ConfigError(f'budget is {self.budget!r}, and must be a time such as "90 s", "10 min" or "1.5 h".')
+        return float(found[1]) * unit
 
     def explicit(self) -> dict[str, Any]:
         """Returns the options that differ from their defaults, or were given by name as in ``fit(…, keep_last=2)``."""

@@ -146,6 +146,10 @@ class Trial(NamedTuple):
     per_second: float  # the throughput of one device: member-steps or examples per second
     temporary_bytes: int  # the memory that a call takes and frees again
 
+    def is_long(self, num_steps: int) -> bool:
+        """Whether so many steps need no repetition to be measured."""
+        return self.seconds * num_steps > PROBE_SECONDS
+
     @staticmethod
     def measure(size: int, num_steps: int, call: Call, temporary_bytes: int) -> Trial:
         """Times a compiled ``call`` of ``num_steps`` steps: the faster of two calls, after one that warms up."""

@@ -250,8 +250,9 @@ def train(
         if not hasattr(options, name) and (meant := nearest(name, ("num_epochs", "batch_size", "seed"))) is not None:
             raise ConfigError(f"train has no argument {name!r}: did you mean {meant!r}?")
     splits = data if isinstance(data, Splits) else sources.arrays(train=data)
-    if num_epochs is not None and num_steps is not None:
-        raise ConfigError("both num_epochs and num_steps are given: give one of them.")
+    lengths = {"num_epochs": num_epochs, "num_steps": num_steps, "budget": changes.get("budget", options.budget)}
+    if len(given := [name for name, value in lengths.items() if value is not None]) > 1:
+        raise ConfigError(f"both {given[0]} and {given[1]} are given: give one of them.")
     check_config(TrainConfig(batch_size, 1, seed))
     if num_steps is None and splits.train.num_examples == ENDLESS:
         raise ConfigError("the training data have no end, so epochs have none either: give num_steps.")

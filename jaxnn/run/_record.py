@@ -21,7 +21,7 @@ from jaxnn.observe import Compilation, given_up, peak_memory_bytes
 from jaxnn.run._display import Display
 from jaxnn.run._report import Summary
 from jaxnn.run._resume import FIXED, check_checkpoint, continued_options
-from jaxnn.types import Experiment, RecordError, TrainingError
+from jaxnn.types import ConfigError, Experiment, RecordError, TrainingError
 
 
 @dataclasses.dataclass
@@ -68,6 +68,10 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             parallel.broadcast_from_primary(lambda: records.RecordReader(resume).run_facts())
             record = stack.enter_context(records.Record.open(resume, writes=parallel.is_primary()))
             before = parallel.broadcast_from_primary(lambda: records.RecordReader(resume).run_facts())
+            if options.budget is not None:
+                raise ConfigError("budget chooses num_steps, which a recorded run has: leave it out, or set num_steps.")
+            if before["options"].get("budget") is not None and "budget" not in options.explicit():
+                experiment = experiment.replace(num_steps=before["config"]["num_steps"])  # which the budget chose
             # A run can be continued for more steps; with anything else changed it would be another experiment.
             check_same_config(before["config"], experiment.config, "run", resume, but="num_steps")
             trains = before["status"] != "finished" or before["config"].get("num_steps") != experiment.config.num_steps
@@ -85,8 +89,14 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
         display.device(layout.num_devices)
         with clock.span("load", "loading the data"):
             splits = engine.load_data(experiment)
-        steps_per_call = before["groups"][0]["steps_per_call"] if before else None
+        steps_per_call, budget = before["groups"][0]["steps_per_call"] if before else None, None
+        if before is None and options.budget is not None:
+            trial = functools.partial(engine.open_trainer, experiment, options, splits, layout, clock)
+            budget = engine.Budget.found(experiment, options, [trial], clock)
+            experiment, steps_per_call = experiment.replace(num_steps=budget.num_steps), budget.steps_per_call
         trainer = engine.open_trainer(experiment, options, splits, layout, clock, steps_per_call=steps_per_call)
+        if budget is not None:
+            trainer.notes = [("budget", budget.note), *trainer.notes]
         stack.callback(trainer.programs.spec.feed.close)
         session = Session(trainer, clock.seconds)
         if options.record:

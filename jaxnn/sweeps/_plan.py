@@ -212,13 +212,14 @@ def plan_sweep(
     options: SweepOptions,
     clock: Clock | None = None,
     saved: SavedSearch = SavedSearch(),  # noqa: B008  # immutable
+    load: Loader | None = None,
 ) -> SweepPlan:
     """Builds the members of this process, chosen by the options' shard, and groups those that one program can train.
 
     Of a searcher they are those that it proposes first, or proposed in the events of ``saved``. ConfigError if the
     config lacks a field of ``points``, devices are not available, or no member can be run.
     """
-    load, clock = Loader(), clock or Clock()
+    load, clock = load or Loader(), clock or Clock()
     search = Search(points) if isinstance(points, Searcher) else None
     points = checked_points(experiment, points, options)
     if search is not None:

@@ -33,6 +33,7 @@ class Search:
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     points: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)  # of each member that was proposed
     over: bool = False  # whether it has nothing more to propose
+    ended: bool = False  # whether it is neither asked nor told any more, since its budget is used up
 
     def __post_init__(self) -> None:
         self.searcher.check()
@@ -40,6 +41,8 @@ class Search:
 
     def ask(self, count: int, paused: Collection[int]) -> list[Any]:
         """Asks for at most ``count`` members to train; ConfigError if it proposes what it may not."""
+        if self.ended:
+            return []
         self.state, proposals = self._called("ask", self.state, count)
         proposals = self.searcher.check_proposals(proposals, count, paused)
         event = {"ask": count, "proposals": list(map(_as_json, proposals))}
@@ -50,11 +53,18 @@ class Search:
 
     def tell(self, reports: Sequence[Reached]) -> list[Any]:
         """Tells what members reached; returns a verdict for each."""
+        if self.ended:
+            return ["continue"] * len(reports)
         self.state, verdicts = self._called("tell", self.state, reports)
         verdicts = self.searcher.check_verdicts(verdicts, reports)
         told = [[one.member, float(one.share), float(one.value), one.over] for one in reports]
         self.events.append({"tell": jsonable(told), "verdicts": verdicts})
         return verdicts
+
+    def end(self) -> None:
+        """Ends it before its searcher has proposed all."""
+        self.ended = True
+        self.events.append({"end": "budget"})
 
     def _called(self, function: str, *arguments: Any) -> Any:
         """What a function of the searcher returns; ConfigError, with the line, if it raises an error."""
@@ -76,7 +86,11 @@ class Search:
     def replay(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Asks and tells the same again; ConfigError if the searcher answers otherwise."""
         for number, event in enumerate(events):
-            if "ask" in event:
+            if self.ended:
+                raise RecordError(f"line {number + 2} of {FILE} is after the end of the search: the record is damaged.")
+            if "end" in event:
+                self.end()
+            elif "ask" in event:
                 self.ask(event["ask"], range(len(self.points)))
             else:
                 told = [(member, share, float(value), over) for member, share, value, over in event["tell"]]
@@ -114,6 +128,8 @@ def _as_read(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_event(event: Mapping[str, Any]) -> bool:
+    if "end" in event:
+        return event == {"end": "budget"}
     if "ask" in event:
         return type(event["ask"]) is int and isinstance(event.get("proposals"), list)
 

@@ -1,5 +1,6 @@
 """The members of a search: in lanes, waiting for one, or on the shelf; how they enter, leave and are trained."""
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -39,11 +40,17 @@ class SearchLanes(SweepRun):
         self.lane_windows = self.filled_windows = self._tenth = 0
         self._saved_at, self._since_saved = time.perf_counter(), 0
         self._elapsed_before, self._steps_before = 0.0, 0  # of earlier processes
+        self._chunk_seconds = 0.0  # that the latest window took, by chunk of members
 
     @property
     def _path(self) -> Path:
         assert self.record.directory is not None
         return self.record.directory.path
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the search started, without those between an interruption and its resume."""
+        return self._elapsed_before + sum(self.plan.clock.seconds.values())
 
     @property
     def in_training(self) -> list[PlannedMember]:
@@ -196,6 +203,8 @@ class SearchLanes(SweepRun):
         in_lanes = sum(len(one.rows) for one in self.lanes.values())
         # As if the rest took as many steps as those so far, one by one.
         left = round(done * max(0, most - started) / started) + self.plan.num_left
+        if (budget := self.plan.options.budget_seconds) < math.inf and not self.search.ended:
+            left = min(left or done, round(done * max(0.0, budget / self.elapsed - 1)))
         # A line for each tenth, as of a run.
         tenth, self._tenth = self._tenth, int(10 * done / max(1, done + left))
         title = f"{started} of {most} started" if most else f"{started} started"

@@ -10,11 +10,13 @@ import numpy as np
 
 from jaxnn._disk import write_bytes
 from jaxnn._json import elapsed_of, json_line, reports_by_member
-from jaxnn.engine import HostStates, Trainer
+from jaxnn.engine import RUNNING, HostStates, Lanes, Trainer
 from jaxnn.observe import nbytes
 from jaxnn.search import Drop, Fork, Promote, Propose, Reached
-from jaxnn.sweeps._groups import PlannedMember
-from jaxnn.sweeps._search_events import FILE
+from jaxnn.sweeps._groups import Group, PlannedMember
+from jaxnn.sweeps._members import COMPLETE, LOST
+from jaxnn.sweeps._plan import search_window
+from jaxnn.sweeps._search_events import FILE, value_to_rank
 from jaxnn.sweeps._search_lanes import PAUSED, PRUNED, WAITING, SearchLanes
 from jaxnn.sweeps._sweep_record import search_stores
 from jaxnn.types import RecordError
@@ -54,6 +56,8 @@ class SearchRun(SearchLanes):
                 self.queues[self.places[member.number][0].number].append(member.number)
         while self.interruption.signum is None:
             self._tell([self._over(member) for member in self.plan.members if not self._is_told(member)])
+            if self._is_time_to_end():
+                self._end_in_time()
             asked = self._ask()
             running = [(group, self.lanes[group.number]) for group in self._filled() if self.lanes[group.number].rows]
             if not running:
@@ -61,10 +65,7 @@ class SearchRun(SearchLanes):
                 if self.search.over:
                     break
                 continue
-            reports = list[Reached]()
-            for group, lanes in running:
-                reports += self._train_window(group, lanes)
-            self._tell(sorted(reports))
+            self._train_windows(running)
             self._since_saved += max(lanes.plan.num_steps for _, lanes in running)
             if self.interruption.signum is None and self._save_due():
                 self._save()
@@ -72,6 +73,52 @@ class SearchRun(SearchLanes):
             if member.status == PAUSED:
                 self._end(member, PRUNED)
         self._save()
+
+    def _train_windows(self, running: Sequence[tuple[Group, Lanes]]) -> None:
+        """Trains the members in all lanes by a window, and tells the searcher what they reached."""
+        before, reports = self._seconds, list[Reached]()
+        chunks = sum(-(-len(lanes.rows) // lanes.shape.lanes) for _, lanes in running)
+        for group, lanes in running:
+            reports += self._train_window(group, lanes)
+        self._tell(sorted(reports))
+        self._chunk_seconds = (self._seconds - before) / chunks
+
+    @property
+    def _seconds(self) -> float:
+        """Seconds spent on training so far, without compilations."""
+        return sum(passed for name, passed in self.plan.clock.seconds.items() if name not in ("compile", "trace"))
+
+    def _leader(self) -> PlannedMember | None:
+        """The member of the best value so far, None before the first value."""
+        values = {
+            member.number: value_to_rank(values[-1], higher_is_better=self.higher_is_better)
+            for member in self.plan.members
+            if member.status not in (*LOST, PRUNED) and (values := member.values(self.monitored)[-1:])
+        }
+        return self.plan.members[min(values, key=values.__getitem__)] if values else None
+
+    def _is_time_to_end(self) -> bool:
+        """Whether the budget leaves time for no more than that the best member is trained to its end."""
+        options = self.plan.options
+        if options.budget is None or self.search.ended or (leader := self._leader()) is None:
+            return False
+        num_steps = leader.experiment.config.num_steps
+        left = num_steps - leader.step if leader.status not in COMPLETE else 0
+        # And the window that would be trained before the next look.
+        windows = 1 + -(-left // search_window(num_steps, self.search.searcher.shares[0], options))
+        return self.elapsed + windows * self._chunk_seconds > options.budget_seconds
+
+    def _end_in_time(self) -> None:
+        """Ends all members but the best; its searcher is not asked any more."""
+        leader = self._leader()
+        self.search.end()
+        self.queues.clear()
+        for member in self.plan.members:
+            if member is not leader and member.status in (WAITING, RUNNING, PAUSED):
+                self._end(member, PRUNED)
+        if leader is not None and leader.status in (WAITING, PAUSED):
+            self._enqueue(leader)
+        self.display.say(f"  budget: no time for more members; the best of {len(self.plan.members)} trains to its end")
 
     def _ask(self) -> bool:
         """Asks the searcher who is to train; returns whether it said anything."""

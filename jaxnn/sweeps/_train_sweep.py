@@ -1,6 +1,8 @@
 """Many runs of an experiment as one program: ``jn.sweep(experiment, jn.grid(learning_rate=[…], seed=range(8)))``."""
 
 import contextlib
+import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,12 +10,12 @@ from jaxnn import run as runs
 from jaxnn._clock import Clock
 from jaxnn._signals import interruptible
 from jaxnn._text import short_path
-from jaxnn.engine import Trainer
+from jaxnn.engine import Budget, Trainer
 from jaxnn.parallel import computing_on
 from jaxnn.record import Checkpoints, Record
 from jaxnn.search import Points, Searcher
 from jaxnn.sweeps import _sweep_record
-from jaxnn.sweeps._groups import reason
+from jaxnn.sweeps._groups import Group, reason
 from jaxnn.sweeps._plan import SweepOptions, SweepPlan, checked_points, group_rows, plan_sweep, sweep_rows
 from jaxnn.sweeps._search_run import SearchRun
 from jaxnn.sweeps._sweep import Sweep
@@ -40,6 +42,8 @@ def sweep_here(
             Record.check_vacant(options.run_dir)
         options = _sweep_record.options_of_record(options, before)
         writers = around.enter_context(options.opened_writers())
+        if before is not None and options.budget is not None:  # which chose the number of steps
+            experiment = experiment.replace(num_steps=before["config"]["num_steps"])
         checked_points(experiment, points, options)
         if options.record and options.checkpoint_every != 0 and not options.plan_only:
             Checkpoints.preload()
@@ -48,8 +52,12 @@ def sweep_here(
             display.device()
             saved = _sweep_record.saved_search(options.resume, before, points)
             plan = plan_sweep(experiment, points, options, clock, saved)
+            budget = None
+            if options.budget is not None and before is None and plan.search is None:
+                plan, budget = _budgeted(plan)
             _sweep_record.restore_plan(plan, before)
-            display.rows(sweep_rows(plan), aligned=True)
+            rows = sweep_rows(plan)
+            display.rows([*rows, ("budget", budget.note)] if budget is not None else rows, aligned=True)
             origin = origin or origin_of(experiment)
             if options.plan_only:
                 return _plan_only(plan, display, origin)
@@ -86,6 +94,25 @@ def sweep_here(
         with interruption.stopping_if_unread(ended=True):
             display.rows([*results.rows(), *hint])
         return results
+
+
+def _budgeted(plan: SweepPlan) -> tuple[SweepPlan, Budget]:
+    """The sweep with the number of steps that its budget has time for, and how that was found."""
+    options = plan.options
+    if options.shard is not None or any("num_steps" in group.static for group in plan.groups):
+        reason = "this is a shard of several" if options.shard is not None else "num_steps is swept"
+        raise ConfigError(f"budget chooses num_steps for all members, and {reason}: leave it out.")
+
+    def opened(group: Group) -> Trainer:
+        plan.open.clear()  # the one before, and what it holds on the devices
+        return plan.trainer(group)
+
+    openers = [functools.partial(opened, group) for group in plan.groups]
+    budget = Budget.found(plan.experiment, options, openers, plan.clock)
+    plan.open.clear()
+    experiment = plan.experiment.replace(num_steps=budget.num_steps)
+    fitted = plan_sweep(experiment, plan.points, options, plan.clock, load=plan.load)
+    return dataclasses.replace(fitted, vmapped=plan.vmapped), budget
 
 
 def _plan_only(plan: SweepPlan, display: runs.Display, origin: Mapping[str, Any]) -> Sweep:
