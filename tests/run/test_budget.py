@@ -28,42 +28,46 @@ def test_steps_evaluations_and_saves_fill_the_budget():
         Budget.solved(tiny.experiment(), RunOptions(budget="6 s"), [pace], Elapsed())
 
 
+def stops_at(step):
+    return {"stop": lambda lines: lines[-1]["step"] >= step, "eval_every": 50, "steps_per_call": 5}
+
+
 def test_run_within_a_budget_is_recorded_as_a_plain_one_and_resumed(tmp_path):
-    stopped = {"stop": lambda lines: len(lines) > 2}
-    run = tiny.fit(tiny.experiment(), tmp_path / "run", budget="5 s", steps_per_call=5, **stopped)
+    path, experiment = tmp_path / "run", tiny.experiment()
+    run = tiny.fit(experiment, path, budget="40 s", **stops_at(50))
     num_steps = run.config.num_steps
-    assert run.summary.status == "stopped early" and num_steps > 20
-    facts = tiny.read(tmp_path / "run")
-    assert facts["config"]["num_steps"] == num_steps and facts["options"]["budget"] == "5 s"
-    again = tiny.fit(tiny.experiment(), resume=tmp_path / "run", stop=None, eval_every=num_steps)
-    assert again.summary.step == num_steps and again.summary.status == "finished"
+    assert run.summary.step == 50 and num_steps > 500
+    facts = tiny.read(path)
+    assert facts["config"]["num_steps"] == num_steps and facts["options"]["budget"] == "40 s"
+    again = tiny.fit(experiment, resume=path, **stops_at(150))
+    assert again.summary.step == 150 and again.config.num_steps == num_steps
+    longer = tiny.fit(tiny.experiment(num_steps=200), resume=path, budget=None, **stops_at(999))
+    assert (longer.summary.status, longer.summary.step) == ("finished", 200)
     with pytest.raises(jn.ConfigError, match="recorded run"):
-        tiny.fit(tiny.experiment(), resume=tmp_path / "run", budget="5 s")
+        tiny.fit(experiment, resume=path, budget="5 s")
 
 
-def test_list_within_a_budget_trains_all_members_equally(tmp_path):
-    points = jn.grid(learning_rate=[0.1, 0.2], seed=[0, 1])
+def test_list_within_a_budget_trains_all_members_equally():
+    how = {"devices": 2, "progress": "none", "record": False, "vmap_size": 1, **stops_at(50)}
     with pytest.raises(jn.ConfigError, match="num_steps is swept"):
-        jn.sweep(tiny.experiment(), jn.grid(num_steps=[10, 20]), budget="5 s", record=False, progress="none")
-    how = {"vmap_size": 1, "devices": 2, "steps_per_call": 2, "progress": "none", "record": False}
-    sweep = jn.sweep(tiny.experiment(), points, budget="6 s", **how)
-    (num_steps,) = {member.step for member in sweep.members}
-    assert num_steps > 20 and sweep.members[0].config["num_steps"] == num_steps
+        jn.sweep(tiny.experiment(), jn.grid(num_steps=[10, 20]), budget="5 s", **how)
+    sweep = jn.sweep(tiny.experiment(), jn.grid(learning_rate=[0.1, 0.2], seed=[0, 1]), budget="40 s", **how)
+    (num_steps,) = {member.config["num_steps"] for member in sweep.members}
+    assert num_steps > 500 and {member.step for member in sweep.members} == {50}
 
 
 def test_search_ends_in_time_with_its_best_member_complete(tmp_path):
     searcher = jn.search.asha({"learning_rate": jn.search.log_uniform(1e-3, 1.0)}, num=10_000)
     how = {"lanes": 4, "progress": "none", "vmap_size": 1, "devices": 2, "steps_per_call": 2}
-    sweep = jn.sweep(tiny.experiment(num_steps=54), searcher, budget="3 s", run_dir=tmp_path / "sweep", **how)
+    experiment, path = tiny.experiment(num_steps=54), tmp_path / "sweep"
+    sweep = jn.sweep(experiment, searcher, budget="3 s", run_dir=path, **how)
+    # On a busy machine it ends after the first window.
     assert sweep.status == "finished" and 4 <= len(sweep.members) < 10_000
     assert {member.status for member in sweep.members} == {"finished", "pruned"}
-    best = min(sweep.members, key=lambda member: member.final["test_loss"])
-    assert best.status == "finished" and sweep.best().index == best.index
-    events = [json.loads(line) for line in (tmp_path / "sweep" / "search.jsonl").read_text().splitlines()]
+    assert sweep.best().status == "finished"
+    events = [json.loads(line) for line in (path / "search.jsonl").read_text().splitlines()]
     assert events[-1] == {"end": "budget"}
-    assert len(
-        jn.sweep(tiny.experiment(num_steps=54), searcher, resume=tmp_path / "sweep", progress="none").members
-    ) == len(sweep.members)
+    assert len(jn.sweep(experiment, searcher, resume=path, progress="none").members) == len(sweep.members)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90 s", 90), ("10 min", 600), ("1.5h", 5400), ("2 minutes", 120)])
