@@ -194,6 +194,8 @@ def process(block: MemberBlock, result: WindowResult, *, evaluates: bool) -> Win
     bad_steps: dict[int, int] = {}  # -1: none
     for place, row in block.members():
         line: dict[str, Any] = {"step": block.step_of(row, result.step)}
+        if line["step"] <= trainer.logs[row].step:  # it trains again what it reported, since its state was dropped
+            continue
         line |= {name: float(values[place]) for name, values in result.metrics.items()}
         bad_step = int(result.bad_step[place])
         for split, found in means.items() if bad_step < 0 else ():

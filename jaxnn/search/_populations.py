@@ -108,4 +108,4 @@ def pbt(space: Mapping[str, Any], num: int, key: int = 0, *, generations: int = 
         **{"num": num, "key": key, "generations": generations, "quantile": quantile},
         "space": described_space(space),
     }
-    return Searcher("pbt", _Generation, ask, tell, shares, points.scales, None, settings)
+    return Searcher("pbt", _Generation, ask, tell, shares, points.scales, None, settings, copies=True)

@@ -94,6 +94,8 @@ class Searcher(NamedTuple):
             ``"nominal"``.
         num: the number of members that it starts, if it is known.
         settings: what identifies it in a record, as JSON: a resumed search must have the same.
+        copies: whether it proposes `Fork`. States of paused members are then kept; else those that are unlikely to be
+            promoted may be dropped, and made again.
     """
 
     name: str
@@ -107,6 +109,7 @@ class Searcher(NamedTuple):
     scales: Mapping[str, str] = {}
     num: int | None = None
     settings: Mapping[str, Any] = {}
+    copies: bool = False
 
     @staticmethod
     def of(where: str, given: Any, num: int | None = None, key: int = 0) -> Searcher:
@@ -165,6 +168,8 @@ class Searcher(NamedTuple):
                 raise ConfigError(
                     f"the searcher {self.name} proposed {one!r:.60}, and must set the fields of its scales: {fields}."
                 )
+            if isinstance(one, Fork) and not self.copies:
+                raise ConfigError(f"the searcher {self.name} proposed {one!r:.60}: create it with copies=True.")
             if isinstance(one, Promote | Drop):
                 left.discard(one.member)
         return proposals

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxnn.engine import RUNNING, HostStates, Lanes, Trainer
+from jaxnn.observe import nbytes
 from jaxnn.search import Reached
 from jaxnn.sweeps._groups import Group, PlannedMember, traced_values
 from jaxnn.sweeps._members import COMPLETE
@@ -19,6 +20,7 @@ from jaxnn.sweeps._sweep_run import FAILURES, SweepRun
 from jaxnn.types import ConfigError, RecordError
 
 WAITING, PAUSED, PRUNED = "waiting", "paused", "pruned"
+MOST_BYTES = 2**30  # that states of members in no lane may take, as long as some are pruned or can be made again
 
 
 class SearchLanes(SweepRun):
@@ -31,6 +33,7 @@ class SearchLanes(SweepRun):
         self.lanes: dict[int, Lanes] = {}  # by the number of a group
         self.queues = defaultdict[int, list[int]](list)  # of each group, the members that wait for a lane
         self.shelf: dict[int, HostStates] = {}  # a row each, of members that are paused, complete or wait for a lane
+        self._shelf_bytes = 0  # that they take, and those that have left it since this was counted
         self.places: dict[int, tuple[Group, int]] = {}  # of each member: its group and its row there
         self.reached: dict[int, int] = {}  # of each member: the number of shares that it has reported
         self.told: set[int] = set()  # the members that failed, as far as the searcher knows
@@ -97,7 +100,8 @@ class SearchLanes(SweepRun):
     def _inherit(self, member: PlannedMember, step: int) -> None:
         """Counts the shares that a copy has behind it."""
         group, _ = self.places[member.number]
-        self.reached[member.number] = sum(end <= step for end in self._ends(group))
+        passed = sum(end <= step for end in self._ends(group))
+        self.reached[member.number] = max(passed, self.reached.get(member.number, 0))
 
     def _filled(self) -> list[Group]:
         """Gives free lanes to the members that wait; returns the groups that have lanes."""
@@ -236,7 +240,30 @@ class SearchLanes(SweepRun):
                 host = lanes.states(kept)
             for index, row in enumerate(kept):
                 self.shelf[members[row].number] = jax.tree.map(lambda leaf, at=index: leaf[at : at + 1].copy(), host)
+            self._shelf_bytes += nbytes(host)
+            if self._shelf_bytes > MOST_BYTES:
+                self._make_room()
         lanes.leave(rows)
+
+    def _make_room(self) -> None:
+        """Drops states until they take at most `MOST_BYTES`: of pruned members, then of paused ones, the worst first.
+
+        A paused member without a state trains from its start if it is promoted.
+        """
+
+        def order(number: int) -> tuple[bool, int, float]:
+            member = self.plan.members[number]
+            value = next(iter(member.values(self.monitored)[-1:]), None)
+            rank = value_to_rank(value, higher_is_better=self.higher_is_better)
+            return member.status == PAUSED, self.reached.get(number, 0), -rank
+
+        sizes = {number: nbytes(state) for number, state in self.shelf.items()}
+        self._shelf_bytes = sum(sizes.values())
+        droppable = (PRUNED,) if self.search.searcher.copies else (PRUNED, PAUSED)
+        for number in sorted(sizes, key=order):
+            if self._shelf_bytes > MOST_BYTES and self.plan.members[number].status in droppable:
+                del self.shelf[number]
+                self._shelf_bytes -= sizes[number]
 
     def _end(self, member: PlannedMember, status: str) -> None:
         """Ends a member; its state is kept while there is room, so that it can be continued as a run."""

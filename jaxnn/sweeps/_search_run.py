@@ -11,7 +11,6 @@ import numpy as np
 from jaxnn._disk import write_bytes
 from jaxnn._json import elapsed_of, json_line, reports_by_member
 from jaxnn.engine import RUNNING, HostStates, Lanes, Trainer
-from jaxnn.observe import nbytes
 from jaxnn.search import Drop, Fork, Promote, Propose, Reached
 from jaxnn.sweeps._groups import Group, PlannedMember
 from jaxnn.sweeps._members import COMPLETE, LOST
@@ -21,7 +20,6 @@ from jaxnn.sweeps._search_lanes import PAUSED, PRUNED, WAITING, SearchLanes
 from jaxnn.sweeps._sweep_record import search_stores
 from jaxnn.types import RecordError
 
-MOST_BYTES = 2**30  # that states of pruned members may take, with all others that are in no lane
 ANY = range(2**31)  # member: also one that was proposed after the checkpoint
 
 
@@ -274,15 +272,6 @@ class SearchRun(SearchLanes):
             "axes": [vars(axis) for axis in plan.points.axes],
         }
 
-    def _make_room(self) -> None:
-        """Deletes states of pruned members, oldest first, if all take more than `MOST_BYTES`."""
-        sizes = {number: nbytes(state) for number, state in self.shelf.items()}
-        too_much = sum(sizes.values()) - MOST_BYTES
-        for number, size in sizes.items():
-            if too_much > 0 and self.plan.members[number].status == PRUNED:
-                del self.shelf[number]
-                too_much -= size
-
     def _save_due(self) -> bool:
         """Whether to save: by the steps that a lane made since, or by the clock."""
         if every := self.plan.options.checkpoint_every:
@@ -293,7 +282,6 @@ class SearchRun(SearchLanes):
         """Saves all states, and what the searcher was asked and told."""
         if self.record.directory is None:
             return
-        self._make_room()
         self._set_facts()
         self.record.write()
         self.record.write_members(self.plan)
