@@ -44,6 +44,8 @@ class SweepOptions(engine.RunOptions):
     """Members of a search in training at once, by default 64; for a list of points: one that ends makes room."""
     max_groups: int = option(16, least=1, kept=True)
     """The most groups that a search may open, each with a compilation of its own; members beyond have failed."""
+    states_mib: int = option(1024, least=0, kept=True)
+    """MiB of states that a search keeps of pruned and paused members; one without trains again if it is promoted."""
     order: Literal["member", "shared"] = option("member", choices=("member", "shared"), kept=True, decides=True)
     """member: each sees the data in the order of its seed, as its solo run; shared: all in that of the first."""
     shard: str | None = option(kept=True)

@@ -20,7 +20,6 @@ from jaxnn.sweeps._sweep_run import FAILURES, SweepRun
 from jaxnn.types import ConfigError, RecordError
 
 WAITING, PAUSED, PRUNED = "waiting", "paused", "pruned"
-MOST_BYTES = 2**30  # that states of members in no lane may take, as long as some are pruned or can be made again
 
 
 class SearchLanes(SweepRun):
@@ -176,7 +175,9 @@ class SearchLanes(SweepRun):
     def _train_window(self, group: Group, lanes: Lanes) -> list[Reached]:
         """Trains the members in the lanes of a group by one window; returns what there is to tell."""
         rows = [row for row in lanes.rows if group.members[row].status == RUNNING]
-        self.lane_windows, self.filled_windows = self.lane_windows + lanes.slots.size, self.filled_windows + len(rows)
+        # Chunks without a member are not computed.
+        self.lane_windows += -(-len(rows) // lanes.shape.lanes) * lanes.shape.lanes
+        self.filled_windows += len(rows)
         with self.plan.clock.span("train"):
             try:
                 window = lanes.train_window()
@@ -241,15 +242,17 @@ class SearchLanes(SweepRun):
             for index, row in enumerate(kept):
                 self.shelf[members[row].number] = jax.tree.map(lambda leaf, at=index: leaf[at : at + 1].copy(), host)
             self._shelf_bytes += nbytes(host)
-            if self._shelf_bytes > MOST_BYTES:
-                self._make_room()
+            self._make_room()
         lanes.leave(rows)
 
     def _make_room(self) -> None:
-        """Drops states until they take at most `MOST_BYTES`: of pruned members, then of paused ones, the worst first.
+        """Drops states until they fit the option ``states_mib``: of pruned members, then of paused ones, worst first.
 
         A paused member without a state trains from its start if it is promoted.
         """
+        most = self.plan.options.states_mib * 2**20
+        if self._shelf_bytes <= most:
+            return
 
         def order(number: int) -> tuple[bool, int, float]:
             member = self.plan.members[number]
@@ -261,7 +264,7 @@ class SearchLanes(SweepRun):
         self._shelf_bytes = sum(sizes.values())
         droppable = (PRUNED,) if self.search.searcher.copies else (PRUNED, PAUSED)
         for number in sorted(sizes, key=order):
-            if self._shelf_bytes > MOST_BYTES and self.plan.members[number].status in droppable:
+            if self._shelf_bytes > most and self.plan.members[number].status in droppable:
                 del self.shelf[number]
                 self._shelf_bytes -= sizes[number]
 

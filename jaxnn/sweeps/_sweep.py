@@ -390,7 +390,7 @@ class Sweep:
         if rate := self.summary.get("member_steps_per_second"):
             rows.append(("throughput", f"{format_rate(rate)} member steps/s"))
         if (used := self.summary.get("lanes_in_use")) is not None:
-            rows.append(("lanes", f"{used:.0%} in use"))
+            rows.append(("lanes", f"{used:.0%} of those computed were in use"))
         if seconds := self.summary.get("seconds"):
             compiled = self.summary.get("num_compilations", 0)
             split, programs = format_split(seconds), f"{compiled} program{'s' * (compiled != 1)}"

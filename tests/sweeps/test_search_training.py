@@ -256,9 +256,8 @@ def test_search_from_the_shell(tmp_path, monkeypatch, capsys):
         assert message in shell.fails(capsys, lambda given: sweep(" ".join(given)), *words.split())
 
 
-def test_member_whose_state_was_dropped_is_trained_again_when_it_is_promoted(searched, monkeypatch, tmp_path):
-    monkeypatch.setattr("jaxnn.sweeps._search_lanes.MOST_BYTES", 0)
-    found = jn.sweep(LONG, jn.search.asha(RATE, num=18), run_dir=tmp_path / "sweep", **QUIET)
+def test_member_whose_state_was_dropped_is_trained_again_when_it_is_promoted(searched, tmp_path):
+    found = jn.sweep(LONG, jn.search.asha(RATE, num=18), run_dir=tmp_path / "sweep", states_mib=0, **QUIET)
     assert found.summary["member_steps"] > searched.summary["member_steps"]
     lines = [{(line["member"], line["step"]): line["test_loss"] for line in one.lines} for one in (searched, found)]
     shared = lines[0].keys() & lines[1].keys()
