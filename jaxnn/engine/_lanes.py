@@ -11,7 +11,7 @@ from jaxnn.engine._loop import MemberBlock, WindowReport, process
 from jaxnn.engine._states import EMPTY, HostStates, Population, Shape, to_host, with_keys
 from jaxnn.engine._trainer import RUNNING, Trainer
 from jaxnn.engine._windows import run_windows, with_tails
-from jaxnn.types import Array, TrainState
+from jaxnn.types import Array, PyTree, TrainState
 
 
 class Lanes(MemberBlock):
@@ -33,6 +33,7 @@ class Lanes(MemberBlock):
         how: Any = {"donate_argnums": 0, "out_shardings": sharding}
         self._insert: Callable[..., Population] = jax.jit(_inserted, **how)
         self._permute: Callable[..., Population] = jax.jit(_permuted, **how)
+        self.kept: dict[Any, Any] = {}  # of each split, by lane, for the next evaluation
 
     @property
     def rows(self) -> list[int]:  # type: ignore[override]
@@ -65,6 +66,8 @@ class Lanes(MemberBlock):
         for place, row, step in zip(places, rows, host.states.step, strict=True):
             self.slots[tuple(place)], self.steps[row] = row, int(step)
         programs = self.trainer.programs
+        # What was kept of the members before is not of these: at first it is zero.
+        self._change_kept(_emptied, _padded(places, self.shape))
         if self.state is None:
             order = np.full(self.shape, EMPTY)
             order[tuple(places.T)] = range(len(rows))
@@ -109,7 +112,6 @@ class Lanes(MemberBlock):
         windows.close()  # type: ignore[attr-defined]
         for row in running:
             self.steps[row] += plan.num_steps
-        self.kept = {}
         return process(self, result, evaluates=True)
 
     def _close_ranks(self) -> None:
@@ -120,6 +122,13 @@ class Lanes(MemberBlock):
             self.slots = self.slots.reshape(-1)[order].reshape(self.shape)
             places = np.stack(np.unravel_index(order, self.shape)).astype(np.int32)
             self.state = self._permute(self.state, places)
+            self._change_kept(_reordered, places)
+
+    def _change_kept(self, change: Callable[[PyTree, Array], PyTree], places: Array) -> None:
+        """Applies a ``change`` of lanes to what was kept of the members in them, on the devices where it is."""
+        for split, kept in self.kept.items():
+            shardings = jax.tree.map(lambda leaf: leaf.sharding, kept)
+            self.kept[split] = jax.device_put(change(kept, places), shardings)
 
 
 def _last(shape: Shape) -> np.ndarray:
@@ -147,15 +156,21 @@ def _inserted(population: Population, places: Array, states: TrainState, values:
 
 def _permuted(population: Population, places: Array) -> Population:
     """The population with the lane at ``places [2, lanes of all chunks]``, chunk and lane, as the first, and so on."""
-
-    def moved(every: Any) -> Any:
-        return every[places[0], places[1]].reshape(every.shape)
-
     return population._replace(
-        members=jax.tree.map(moved, population.members),
-        values=jax.tree.map(moved, dict(population.values)),
-        bad_step=moved(population.bad_step),
+        members=_reordered(population.members, places),
+        values=_reordered(dict(population.values), places),
+        bad_step=_reordered(population.bad_step, places),
     )
+
+
+@jax.jit
+def _reordered(tree: PyTree, places: Array) -> Any:
+    return jax.tree.map(lambda leaf: leaf[places[0], places[1]].reshape(leaf.shape), tree)
+
+
+@jax.jit
+def _emptied(tree: PyTree, places: Array) -> Any:
+    return jax.tree.map(lambda leaf: leaf.at[places[:, 0], places[:, 1]].set(0, mode="drop"), tree)
 
 
 @jax.jit

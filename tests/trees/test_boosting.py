@@ -101,6 +101,17 @@ def test_a_member_of_a_sweep_grows_the_trees_of_its_run(trained, tmp_path):
     assert same_trees(swept.run(1), tiny.fit(three, **HOW))
 
 
+def test_searched_trees_equal_their_solo_runs_in_lanes_that_others_had():
+    space = {"learning_rate": jn.search.log_uniform(0.02, 1.0), "row_fraction": jn.search.uniform(0.4, 1.0)}
+    longer = experiment().replace(num_steps=9)
+    how: Any = {"lanes": 2, "devices": 2, "vmap_size": 1, "progress": "none", "record": False}
+    found = jn.sweep(longer, jn.search.asha(space, num=9), **how)
+    assert sum(member.step == 3 for member in found.members) >= 1
+    for member in (member for member in found.members if member.step > 1):
+        alone = tiny.fit(longer.replace(**member.point), report_every=1, eval_every=1)
+        assert member.final["test_loss"] == pytest.approx(alone.metrics["test_loss"][member.step - 1], rel=1e-6)
+
+
 def test_an_evaluation_continues_from_the_scores_of_the_last(trained):
     run = tiny.fit(experiment(), steps_per_call=1, report_every=1, eval_every=1)
     assert run.final["test_loss"] == trained.evaluate("test")["loss"] == run.evaluate("test")["loss"]
