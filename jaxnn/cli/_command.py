@@ -109,11 +109,10 @@ def show(run: tyro.conf.Positional[Path], /, *, member: int | None = None) -> No
     record = RecordReader(run)
     if member is None and record.is_sweep:
         sweep = sweeps.open_sweep(run)
-        groups = sweep.group()
         # Without repeats a group is a member: show the best of them.
-        alone = all(len(row.members) == 1 for row in groups.rows)
+        results = sweep.group() if sweep.has_repeats else sweep.table()
         fixed = "config", _brief([{**one.fields, **dict.fromkeys(one.point)} for one in sweep.members[:1]])
-        print(printable(f"{text_table([*sweep.rows(), fixed])}\n\n{sweep.table() if alone else groups}"))
+        print(printable(f"{text_table([*sweep.rows(), fixed])}\n\n{results}"))
         return
     facts, group, about, lines, *_ = recorded = record.member(member)
     sections = ("name", "status", "started", "config", "options", "data", "fingerprint", "git")

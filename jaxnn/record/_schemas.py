@@ -112,7 +112,7 @@ def check(value: Any, kind: Any, name: str = "") -> None:
 def parse(content: bytes, kind: Any) -> Any:
     """The value of JSON ``content``; raises ValueError if it is none, or not of ``kind``."""
     try:
-        value = json.loads(content, parse_int=_whole)
+        value = _DECODER.decode(content.decode())
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
     check(value, kind)
@@ -123,3 +123,6 @@ def _whole(digits: str) -> int:
     if len(digits) > MOST_DIGITS:
         raise ValueError(f"it has a number of {len(digits)} digits")
     return int(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole)  # json.loads makes one for each line

@@ -65,7 +65,7 @@ class Member:
         """Whether it is neither complete nor lost: pruned, interrupted, running, waiting."""
         return self.status not in (*COMPLETE, *LOST)
 
-    @property
+    @functools.cached_property
     def fields(self) -> dict[str, Any]:
         """The flat config by dotted names, and the point, whose values may be dataclasses."""
         flat: dict[str, Any] = flatten_dict(dict(self.config), sep=".")  # type: ignore[no-untyped-call]
@@ -263,7 +263,8 @@ def seed_means(members: Sequence[Member], scores: ArrayLike) -> tuple[np.ndarray
 
     Settings with the same seed are not independent, so they are not replicates of an interval.
     """
-    parts = [np.asarray(scores, float)[positions] for _, positions in grouped(members, [SEED])]
+    scores = np.asarray(scores, float)
+    parts = [scores[positions] for _, positions in grouped(members, [SEED])] if len(members) > 1 else [scores]
     parts = [part[np.isfinite(part)] for part in parts if np.isfinite(part).any()]
     return np.array([part.mean() for part in parts]), max(map(len, parts), default=0)
 
@@ -286,11 +287,11 @@ def mean_interval(values: ArrayLike, scale: float | None = None) -> tuple[float,
     two, and for fewer than six equal ones, which are no evidence: five differences have one sign by chance in 6 % of
     all cases (2 · 0.5⁵). Deviations below a millionth of ``scale``, by default the largest value, are rounding.
     """
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
-
     values = np.asarray(values, float)
     if (n := len(values)) < 2:
         return math.nan, math.nan
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
+
     mean, deviation = float(values.mean()), float(values.std(ddof=1))
     if deviation <= ROUNDING * (np.abs(values).max() if scale is None else scale):
         end = mean if n >= ENOUGH_EQUAL else math.nan

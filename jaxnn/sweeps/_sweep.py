@@ -204,6 +204,12 @@ class Sweep:
         lines = tuple(line for line in self.lines if line["member"] in numbers)
         return dataclasses.replace(self, members=members, lines=lines, axes=tuple(axes))
 
+    @property
+    def has_repeats(self) -> bool:
+        """Whether members share all that was swept, but the seed."""
+        names = [axis.name for axis in self._free_axes]
+        return len(_members.grouped(self.members, names)) < len(self.members)
+
     def group(self, by: str | Sequence[str] | None = None, metric: str | None = None) -> Groups:
         """Returns mean, standard deviation and 95 % interval over seeds of each metric, for members that share fields.
 
