@@ -23,7 +23,7 @@ class Design:
 
     combine: Literal["grid", "zip"] = "grid"
     """Every combination of the values, or the first of each field, the second of each, and so on."""
-    search: Literal["random", "sobol", "halving", "asha", "pbt", "optuna"] | None = None
+    search: Literal["random", "sobol", "halving", "asha", "patience", "extrapolated", "pbt", "optuna"] | None = None
     """Where members come from: draws of the space, or a searcher that compares them while they train."""
     space: tuple[str, ...] = ()
     """Fields to draw: learning_rate=log:1e-4:1e-1 dropout=0:0.5 num_layers=1:4 activation=relu,gelu."""
@@ -83,9 +83,9 @@ class Design:
         if self.eta is not None and self.search not in ("halving", "asha"):
             raise ConfigError("--eta is of --search halving or asha: choose one of them, or leave it out.")
         match self.search:
-            case "halving" | "asha":
-                make = search.halving if self.search == "halving" else search.asha
-                return make(points, num=self.num, key=self.key, **ways)
+            case "halving" | "asha" | "patience" | "extrapolated":
+                make: Any = getattr(search, self.search)
+                return make(points, num=self.num, key=self.key, **ways)  # type: ignore[no-any-return]
             case None | "random" | "sobol" if is_space:
                 draw = search.sobol if self.search == "sobol" else search.random
                 return draw(self.num or 1, self.key, **points)

@@ -11,6 +11,7 @@ from jaxnn.search._populations import pbt
 from jaxnn.search._rebuilt import rebuilt
 from jaxnn.search._searchers import Drop, Fork, Promote, Propose, Reached, Searcher, asha, halving
 from jaxnn.search._simulation import Simulation, simulate
+from jaxnn.search._stopping import extrapolated, patience
 
 __all__ = [
     "Axis",
@@ -25,11 +26,13 @@ __all__ = [
     "Simulation",
     "asha",
     "choice",
+    "extrapolated",
     "grid",
     "halving",
     "integers",
     "log_uniform",
     "optuna",
+    "patience",
     "pbt",
     "random",
     "simulate",

@@ -1,6 +1,6 @@
 """A searcher from what a record says of it: the built-in ones, whose settings are plain data."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jaxnn.search._distributions import Distribution, choice, integers, log_uniform, uniform
@@ -8,6 +8,7 @@ from jaxnn.search._optuna import optuna
 from jaxnn.search._points import Points
 from jaxnn.search._populations import pbt
 from jaxnn.search._searchers import Searcher, asha, halving, listed
+from jaxnn.search._stopping import extrapolated, patience
 from jaxnn.types import ConfigError
 
 
@@ -23,9 +24,15 @@ def rebuilt(described: Mapping[str, Any]) -> Searcher:
         rows = zip(*columns.values(), strict=True)
         points = tuple(dict(zip(columns, row, strict=True)) for row in rows)
         return listed(Points(points, dict(given["scales"])))
-    if name in ("asha", "halving"):
+    pruning: dict[str, Callable[..., Searcher]] = {
+        "asha": asha,
+        "halving": halving,
+        "patience": patience,
+        "extrapolated": extrapolated,
+    }
+    if name in pruning:
         source = rebuilt(given.pop("of"))
-        return (asha if name == "asha" else halving)(source, **given)
+        return pruning[name](source, **given)
     space = {field: _axis(axis) for field, axis in given.get("space", {}).items()}
     if name == "pbt" and None not in space.values():
         return pbt(**{**given, "space": space})

@@ -12,7 +12,7 @@ from jaxnn.types import ConfigError, check_int
 
 MOST_DRAWS = 10**7
 
-type Verdict = Literal["continue", "pause", "stop"]
+type Verdict = Literal["continue", "pause", "stop", "finish"]
 type Proposal = Propose | Promote | Fork | Drop
 
 
@@ -87,8 +87,9 @@ class Searcher(NamedTuple):
         init: returns the state before the first member.
         ask: ``(state, count) -> (state, proposals)``: at most ``count`` `Propose`, `Promote` and `Fork`, and any number
             of `Drop`. Fewer mean that the others wait for reports; none while nothing is in training ends the search.
-        tell: ``(state, reports) -> (state, verdicts)``: for each `Reached` of a window ``"continue"``, ``"pause"`` or
-            ``"stop"``, which matters only if the member is not over. Default: all continue.
+        tell: ``(state, reports) -> (state, verdicts)``: for each `Reached` of a window ``"continue"``, ``"pause"``,
+            ``"stop"``, which prunes the member, or ``"finish"``: it is complete as it is. The verdict matters only if
+            the member is not over. Default: all continue.
         shares: of a member's steps, ascending to 1, after which it reports.
         scales: the fields that are searched, and the scales of their axes in plots: ``"log"``, ``"linear"`` or
             ``"nominal"``.
@@ -176,11 +177,11 @@ class Searcher(NamedTuple):
 
     def check_verdicts(self, verdicts: Sequence[Any], reports: Sequence[Reached]) -> list[Verdict]:
         """Returns the ``verdicts``; ConfigError, naming the searcher, unless there is a valid one for each report."""
-        wrong = [one for one in verdicts if one not in ("continue", "pause", "stop")]
+        wrong = [one for one in verdicts if one not in ("continue", "pause", "stop", "finish")]
         if wrong or len(verdicts) != len(reports):
             raise ConfigError(
                 f"the searcher {self.name} answered {len(reports)} reports with {list(verdicts)!r:.80}, and must "
-                "answer each with continue, pause or stop."
+                "answer each with continue, pause, stop or finish."
             )
         return list(verdicts)
 
@@ -239,7 +240,7 @@ def asha(
     Raises:
         ConfigError: a value is not as above.
     """
-    source = _source("asha", points, num, key)
+    source = proposing("asha", points, num, key)
     shares = _checked_rungs("asha", eta, min_fraction, source.num or math.inf)
     if check_int("asha: brackets", brackets) > len(shares):
         raise ConfigError(f"asha has {brackets} brackets and {len(shares)} rungs: lower brackets, or min_fraction.")
@@ -327,7 +328,7 @@ def halving(points: Any, eta: int = 3, *, num: int | None = None, key: int = 0, 
     >>> jn.search.halving(jn.grid(seed=range(4)), eta=2).shares
     (0.25, 0.5, 1.0)
     """
-    source = _source("halving", points, num, key)
+    source = proposing("halving", points, num, key)
     if source.num is None:
         raise ConfigError("halving ranks all members of a rung together, so it needs a number of them: use asha.")
     shares = _checked_rungs("halving", eta, min_fraction, source.num)
@@ -363,8 +364,8 @@ def halving(points: Any, eta: int = 3, *, num: int | None = None, key: int = 0, 
     return Searcher("halving", lambda: _Halves(source.init()), ask, tell, shares, source.scales, source.num, settings)
 
 
-def _source(where: str, given: Any, num: int | None, key: int) -> Searcher:
-    """The searcher of new points that another one prunes; ConfigError if it compares members itself."""
+def proposing(where: str, given: Any, num: int | None, key: int) -> Searcher:
+    """Returns the searcher of new points that another one prunes; ConfigError if it compares members itself."""
     source = Searcher.of(where, given, num, key)
     if source.shares != (1.0,):
         raise ConfigError(f"{where} takes points or a searcher that only proposes them, and {source.name} prunes too.")

@@ -15,7 +15,7 @@ class SimulatedMember(NamedTuple):
     """A member of a simulated search."""
 
     point: Mapping[str, Any]
-    status: str  # ``running``, ``paused``, ``pruned`` or ``finished``
+    status: str  # ``running``, ``paused``, ``pruned``, ``finished`` or ``stopped early``
     share: float  # of its steps that are done
     value: float  # at that share; the lower the better
     start: float = 0.0  # the share that it continued from, if it is a fork
@@ -39,8 +39,13 @@ class Simulation(NamedTuple):
     events: tuple[Any, ...]
 
     def best(self) -> SimulatedMember:
-        """The finished member of the lowest value; of those furthest trained if none finished."""
-        return min(self.members, key=lambda member: (-member.share, member.value))
+        """The complete member of the lowest value; of those furthest trained if none is complete."""
+
+        def rank(member: SimulatedMember) -> tuple[bool, float, float]:
+            complete = member.status in ("finished", "stopped early") and math.isfinite(member.value)
+            return not complete, 0.0 if complete else -member.share, member.value
+
+        return min(self.members, key=rank)
 
 
 def simulate(
@@ -115,6 +120,6 @@ def simulate(
             if verdict == "continue":
                 begin(report.member)
             else:
-                status = "paused" if verdict == "pause" else "pruned"
+                status = {"pause": "paused", "stop": "pruned", "finish": "stopped early"}[verdict]
                 members[report.member] = members[report.member]._replace(status=status)
                 paused |= {report.member} if verdict == "pause" else set()

@@ -19,7 +19,7 @@ from jaxnn.sweeps._search_events import value_to_rank
 from jaxnn.sweeps._sweep_run import FAILURES, SweepRun
 from jaxnn.types import ConfigError, RecordError
 
-WAITING, PAUSED, PRUNED = "waiting", "paused", "pruned"
+WAITING, PAUSED, PRUNED, STOPPED_EARLY = "waiting", "paused", "pruned", "stopped early"
 
 
 class SearchLanes(SweepRun):

@@ -16,7 +16,7 @@ from jaxnn.sweeps._groups import Group, PlannedMember
 from jaxnn.sweeps._members import COMPLETE, LOST
 from jaxnn.sweeps._plan import search_window
 from jaxnn.sweeps._search_events import FILE, value_to_rank
-from jaxnn.sweeps._search_lanes import PAUSED, PRUNED, WAITING, SearchLanes
+from jaxnn.sweeps._search_lanes import PAUSED, PRUNED, STOPPED_EARLY, WAITING, SearchLanes
 from jaxnn.sweeps._sweep_record import search_stores
 from jaxnn.types import RecordError
 
@@ -158,8 +158,8 @@ class SearchRun(SearchLanes):
                     self._leave(group.number, [row])
             elif verdict == "pause":
                 member.status = PAUSED
-            elif verdict == "stop":
-                self._end(member, PRUNED)
+            elif verdict != "continue":
+                self._end(member, PRUNED if verdict == "stop" else STOPPED_EARLY)
 
     def _is_told(self, member: PlannedMember) -> bool:
         """Whether the searcher knows that a member failed, if it did."""

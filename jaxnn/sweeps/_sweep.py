@@ -328,27 +328,30 @@ class Sweep:
 
     def backtest(
         self,
-        searchers: Mapping[str, Callable[[Points], Searcher]],
+        searchers: Mapping[str, Callable[[Points], Searcher]] | None = None,
         metric: str | None = None,
         *,
         orders: int = 20,
         lanes: int | None = None,
         key: int = 0,
     ) -> BackTest:
-        """Returns what searchers would have spent and found on the members that were trained to the end.
+        """Returns what searchers would have spent and found on the members of this sweep, without training.
 
-        Their recorded curves are searched in random orders, without training. ConfigError if fewer than two finished.
+        The recorded curves of members that finished or diverged are searched in random orders, in the windows and lanes
+        of a search: a search of these points in one of these orders spends the same, up to rounding. ConfigError if
+        fewer than two members have a curve.
 
         >>> swept.backtest({"asha": jn.search.asha, "halving": jn.search.halving}, orders=5)
         searcher  steps spent  found the best  regret in test_loss
         ...
 
         Args:
-            searchers: by name, functions of points in an order, as ``lambda points: jn.search.asha(points, eta=2)``.
+            searchers: by name, functions of points in an order, as ``lambda points: jn.search.asha(points, eta=2)``;
+                default: `jn.search.halving`, `asha`, `patience` and `extrapolated`.
             metric: by which members are compared; default: the monitored one.
             orders: their number; intervals are over them.
-            lanes: members in training at once; default: an eighth of all.
-            key: determines the orders.
+            lanes: members in training at once; default: those of a search, 64 or all.
+            key: determines the orders: permutations of ``numpy.random.default_rng(key)``, one after another.
         """
         return backtest(self, searchers, metric, orders, lanes, key)
 

@@ -370,6 +370,7 @@ LONGER = {
     "digits_dp_sgd.py": 80,
     "digits_sam.py": 60,
     "digits_search.py": 80,
+    "backtests.py": 120,
 }
 LONGER |= {"half_precision.py": 60, "digits_diffusion.py": 100, "fashion_vae.py": 95, "cats_vs_dogs_finetune.py": 105}
 

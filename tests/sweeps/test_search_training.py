@@ -1,5 +1,6 @@
 """Searches while they train: members in lanes, paused, continued, copied, interrupted and resumed."""
 
+import dataclasses
 import json
 import math
 import signal
@@ -82,6 +83,7 @@ def test_a_list_in_lanes_is_the_list_as_a_sweep():
 SEARCHES = {
     "asha": lambda: jn.search.asha(RATE, num=14),
     "pbt": lambda: jn.search.pbt(RATE, 6, generations=3),
+    "patience": lambda: jn.search.patience(RATE, num=10, reports=9, patience=1),
     # The second group's members are all among the worst, so that a resumed search never trains them again.
     "halving": lambda: jn.search.halving(
         jn.search.zip(learning_rate=[0.1, 0.2, 0.3, 1e-4, 2e-4, 3e-4], batch_size=[8, 8, 8, 4, 4, 4]), 2
@@ -132,20 +134,33 @@ def test_members_that_fail_or_diverge_are_told_and_the_rest_goes_on():
     assert Counter(member.status for member in sweep.members)["finished"] >= 2 and sweep.status == "finished"
 
 
-def test_a_back_test_tells_what_a_search_would_have_spent(searched):
-    points = jn.search.random(18, 0, **RATE)
+def test_a_back_test_tells_what_searches_spend_and_find(searched):
+    points = jn.search.random(17, 0, **RATE) + jn.search.zip(learning_rate=[math.inf])
     whole = jn.sweep(LONG, points, record=False, report_every=6, eval_every=6, progress="none")
-    searchers = {"all": lambda points: jn.search.halving(points, min_fraction=1.0), "asha": jn.search.asha}
-    found = whole.backtest(searchers, orders=8, lanes=4)
-    assert found.spent["all"].tolist() == [1.0] * 8 and found.regret["all"].tolist() == [0.0] * 8
-    # The live search, of these points in one order.
-    live = searched.summary["member_steps"] / (18 * 54)
-    assert found.spent["asha"].mean() == pytest.approx(live, rel=0.15) and (found.regret["asha"] >= 0).all()
-    assert "steps spent" in repr(found) and found.table().header[0] == "searcher"
-    best = min(member.final["test_loss"] for member in searched.members if member.status == "finished")
-    assert any(abs(regret + whole.values("test_loss").min() - best) < 1e-5 for regret in found.regret["asha"])
+    searchers = {
+        "all": lambda points: jn.search.halving(points, min_fraction=1.0),
+        "asha": jn.search.asha,
+        "patience": lambda points: jn.search.patience(points, reports=9, patience=1),
+        "extrapolated": lambda points: jn.search.extrapolated(points, reports=9, first=4, confidence=0.6),
+    }
+    found, steps = whole.backtest(searchers, orders=3, lanes=4), sum(member.step for member in whole.members)
+    assert found.regret["all"].tolist() == [0.0] * 3 and "steps spent" in repr(found)
+    # Searches that train these points in the first of the orders.
+    order = np.random.default_rng(0).permutation(18)
+    ordered = jn.search.Points(tuple(points.points[index] for index in order), points.scales)
+    statuses = set[str]()
+    for name in ("asha", "patience", "extrapolated"):
+        live = jn.sweep(LONG, searchers[name](ordered), record=False, **QUIET)
+        assert found.spent[name][0] == pytest.approx(live.summary["member_steps"] / steps, rel=1e-6), name
+        regret = live.best().final["test_loss"] - whole.best().final["test_loss"]
+        assert found.regret[name][0] == pytest.approx(regret, abs=1e-5), name
+        statuses |= {member.status for member in live.members}
+    assert statuses == {"finished", "pruned", "stopped early", "diverged"}
     with pytest.raises(jn.ConfigError, match="needs members that finished"):
-        searched.select(learning_rate=searched.best().point["learning_rate"]).backtest(searchers)
+        searched.select(learning_rate=searched.best().point["learning_rate"]).backtest()
+    late = dataclasses.replace(whole, lines=tuple(line for line in whole.lines if line["step"] >= 24))
+    with pytest.warns(UserWarning, match="asha compares members after step 6, and .* before step 24: .* flatters it"):
+        late.backtest({"asha": jn.search.asha}, orders=1)
 
 
 REFUSED: dict[str, tuple[Any, Any, dict[str, Any]]] = {

@@ -24,6 +24,8 @@ BUILT_IN: dict[str, Callable[[], Searcher]] = {
     "asha": lambda: jn.search.asha(RATE, num=81),
     "asha of brackets": lambda: jn.search.asha(DRAWS, eta=2, brackets=3),
     "halving": lambda: jn.search.halving(DRAWS),
+    "patience": lambda: jn.search.patience(RATE, num=24),
+    "extrapolated of optuna": lambda: jn.search.extrapolated(jn.search.optuna(RATE, 24), reports=8, key=1),
     "pbt": lambda: jn.search.pbt({**RATE, "seed": [0, 1]}, 12, generations=5),
     "optuna": lambda: jn.search.optuna(RATE, 24),
     "asha of optuna": lambda: jn.search.asha(jn.search.optuna(RATE, 30)),
@@ -79,6 +81,29 @@ def test_asha_promotes_the_best_third_of_those_that_came_so_far():
     more = [Reached(3, 1 / 3, math.inf, True), Reached(4, 1 / 3, 0.5, False), Reached(5, 1 / 3, 0.4, False)]
     state, _ = searcher.tell(state, more)
     assert searcher.ask(state, 1)[1] == [Promote(2)]
+
+
+def test_stopping_rules_end_members_that_stall_or_promise_no_more():
+    def falling(point: Mapping[str, Any], share: float) -> float:
+        return float(point["end"] + point["fall"] * (share**-0.5 - 1)) + 2e-3 * math.sin(50 * share)
+
+    # The best at the end is the worst at first; the second starts best and stays there.
+    points = jn.search.zip(end=[0.2, 0.3, 0.9], fall=[0.3, 0.001, 0.1])
+    found = simulate(jn.search.extrapolated(points), falling, lanes=3)
+    first, second, third = found.members
+    assert first.status == "finished" and third.status == "pruned" and third.share == pytest.approx(0.25)
+    # The first is the best from t⁻⁰·⁵ = 4/3 on, a share of 0.56, and the band is narrow.
+    assert second.status == "pruned" and 0.55 < second.share <= 0.65
+    # Within the band of their noise both are trained to the end; so is the first of equals that surprise.
+    close = jn.search.zip(end=[0.2, 0.2005], fall=[0.001, 0.001])
+    noisy = simulate(jn.search.extrapolated(close), falling, lanes=2)
+    assert [member.status for member in noisy.members] == ["finished"] * 2
+    sure = jn.search.extrapolated(points, confidence=0.6)
+    surprised = simulate(sure, lambda point, share: 0.5 if share > 0.85 else 1.0, lanes=3)
+    assert [member.status for member in surprised.members] == ["finished", "pruned", "pruned"]
+    stalled = simulate(jn.search.patience(points), lambda point, share: max(0.5, 1 - share), lanes=3)
+    assert [(one.status, one.share) for one in stalled.members] == [("stopped early", pytest.approx(0.65))] * 3
+    assert stalled.best().value == 0.5 and stalled.cost == pytest.approx(3 * 0.65)
 
 
 def test_pbt_copies_the_best_and_changes_their_values():
@@ -149,6 +174,8 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "num is for a space": lambda: jn.search.asha(DRAWS, num=3),
     "asha has 9 brackets and 4 rungs": lambda: jn.search.asha(DRAWS, brackets=9),
     "halving ranks all members": lambda: jn.search.halving(BAD["pure"][0]),
+    "extrapolated: first must be an integer >= 4": lambda: jn.search.extrapolated(DRAWS, first=3),
+    "extrapolated's confidence is 0.5": lambda: jn.search.extrapolated(DRAWS, confidence=0.5),
     "pbt perturbs values": lambda: jn.search.pbt(DRAWS, 8),  # type: ignore[arg-type]
     "pbt's quantile is 0.9": lambda: jn.search.pbt(RATE, 8, quantile=0.9),
     "optuna: the field 'seed'": lambda: jn.search.optuna({"seed": [1, 2]}, 3),
