@@ -55,6 +55,10 @@ class MemberLog:
         """A metric at every line that has it, oldest first."""
         return [line[metric] for line in self.lines if metric in line]
 
+    def latest(self, metric: str) -> float | None:
+        """The last value of a metric, None if it has none."""
+        return next((line[metric] for line in reversed(self.lines) if metric in line), None)
+
     def evaluations_since_best(self, metric: str, *, higher_is_better: bool) -> int:
         """The number of evaluations after the one with the first best ``metric`` (Prechelt 1998, "Early stopping").
 

@@ -42,6 +42,7 @@ class SearchLanes(SweepRun):
         self.lane_windows = self.filled_windows = self._tenth = 0
         self._saved_at, self._since_saved = time.perf_counter(), 0
         self._elapsed_before, self._steps_before = 0.0, 0  # of earlier processes
+        self._show_at = 0.0  # when progress may be shown again
         self._chunk_seconds = 0.0  # that the latest window took, by chunk of members
 
     @property
@@ -196,13 +197,15 @@ class SearchLanes(SweepRun):
             if over or passed > number:
                 # The last that it passed; that it was on the way to, if it ended before.
                 share = shares[passed - 1 if passed > number else number]
-                value = None if member.status == "diverged" else next(iter(member.values(self.monitored)[-1:]), None)
+                value = None if member.status == "diverged" else member.latest(self.monitored)
                 rank = value_to_rank(value, higher_is_better=self.higher_is_better)
                 reports.append(Reached(member.number, share, rank, over))
                 self.reached[member.number] = passed
         return reports
 
     def _show_search(self, window: Any) -> None:
+        if (asked_at := time.perf_counter()) < self._show_at:
+            return
         started, most = len(self.plan.members), self.search.searcher.num or 0
         done = sum(member.step for member in self.plan.members)
         in_lanes = sum(len(one.rows) for one in self.lanes.values())
@@ -215,6 +218,8 @@ class SearchLanes(SweepRun):
         title = f"{started} of {most} started" if most else f"{started} started"
         title += f", {in_lanes}/{self.plan.num_lanes} lanes"
         self._show(title, window, left, is_milestone=self._tenth > tenth)
+        # All members are looked at: a twentieth of the time at most.
+        self._show_at = time.perf_counter() + 20 * (time.perf_counter() - asked_at)
 
     def _ends(self, group: Group) -> list[int]:
         return [self.plan.share_end(group, share) for share in self.search.searcher.shares]
@@ -256,7 +261,7 @@ class SearchLanes(SweepRun):
 
         def order(number: int) -> tuple[bool, int, float]:
             member = self.plan.members[number]
-            value = next(iter(member.values(self.monitored)[-1:]), None)
+            value = member.latest(self.monitored)
             rank = value_to_rank(value, higher_is_better=self.higher_is_better)
             return member.status == PAUSED, self.reached.get(number, 0), -rank
 

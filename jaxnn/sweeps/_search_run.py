@@ -89,9 +89,9 @@ class SearchRun(SearchLanes):
     def _leader(self) -> PlannedMember | None:
         """The member of the best value so far, None before the first value."""
         values = {
-            member.number: value_to_rank(values[-1], higher_is_better=self.higher_is_better)
+            member.number: value_to_rank(value, higher_is_better=self.higher_is_better)
             for member in self.plan.members
-            if member.status not in (*LOST, PRUNED) and (values := member.values(self.monitored)[-1:])
+            if member.status not in (*LOST, PRUNED) and (value := member.latest(self.monitored)) is not None
         }
         return self.plan.members[min(values, key=values.__getitem__)] if values else None
 

@@ -162,8 +162,8 @@ class SweepRun:
         plan = self.plan
         numbers = count_by_status(plan.members)
         kept = [member for member in plan.members if member.status not in LOST]
-        latest = [(member.values(self.monitored)[-1:], member.point) for member in kept]
-        if finite := [(values[0], point) for values, point in latest if values and math.isfinite(values[0])]:
+        latest = [(member.latest(self.monitored), member.point) for member in kept]
+        if finite := [(value, point) for value, point in latest if value is not None and math.isfinite(value)]:
             value, point = (max if self.higher_is_better else min)(finite, key=operator.itemgetter(0))
             extreme = f"{'highest' if self.higher_is_better else 'lowest'} {self.monitored.replace('_', ' ')}"
             numbers += f"; {extreme} now {value:.4g} ({show_point(point)})"
