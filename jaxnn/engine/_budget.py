@@ -13,6 +13,7 @@ from jaxnn._text import format_rate
 from jaxnn.engine._loop import WindowReport, train
 from jaxnn.engine._options import RunOptions
 from jaxnn.engine._trainer import Trainer
+from jaxnn.engine._windows import Plan, near_divisor, typical_window
 from jaxnn.parallel import broadcast_from_primary
 from jaxnn.record import Checkpoints
 from jaxnn.types import ConfigError, Experiment
@@ -64,7 +65,7 @@ class Budget(NamedTuple):
     """A run, or a sweep, that fits a budget of time."""
 
     num_steps: int
-    steps_per_call: int
+    steps_per_call: Sequence[int]  # of each group
     note: str  # how it was found
 
     @classmethod
@@ -92,13 +93,17 @@ class Budget(NamedTuple):
         spent = sum(clock.seconds.values())
         opening, step = sum(pace.opening for pace in paces), sum(pace.step for pace in paces)
         evaluation = sum(pace.evaluation for pace in paces)
-        most = max(1, int(FINEST * budget / step))
-        steps_per_call = min(max(pace.steps_per_call for pace in paces), most)
-        unit = steps_per_call * next((parts for parts in REPORTS if parts * steps_per_call <= most), 1)
+        # Calls of as many steps as were measured, or of a half, a quarter, … of them, fill the windows.
+        most, calls = max(1, int(FINEST * budget / step)), max(pace.steps_per_call for pace in paces)
+        halves = [calls >> power for power in range(calls.bit_length())]
+        unit = next((part * half for part in REPORTS for half in halves if part * half <= most), 1)
+
+        def plan_of(num_steps: int) -> Plan:
+            config = experiment.replace(num_steps=num_steps).config
+            return options.with_cadences(config, paces[0].examples).plan(num_steps)
 
         def seconds(num_steps: int) -> float:
-            config = experiment.replace(num_steps=num_steps).config
-            plan = options.with_cadences(config, paces[0].examples).plan(num_steps)
+            plan = plan_of(num_steps)
             evaluations = -(-num_steps // plan.eval_every) if plan.eval_every else 1
             training = num_steps * step + evaluations * evaluation
             saves = (
@@ -108,14 +113,15 @@ class Budget(NamedTuple):
             )
             return spent + opening + training + (1 + saves) * sum(pace.save for pace in paces)
 
-        def find() -> tuple[int, int]:
+        def find() -> tuple[int, list[int]]:
             low, high = 0, 1
             while seconds(high * unit) <= budget:
                 low, high = high, 2 * high
             while high - low > 1:
                 middle = (low + high) // 2
                 low, high = (middle, high) if seconds(middle * unit) <= budget else (low, middle)
-            return low * unit, steps_per_call
+            window = typical_window(plan_of(max(1, low * unit)))
+            return low * unit, [near_divisor(window, pace.steps_per_call) for pace in paces]
 
         # Clocks differ between processes.
         num_steps, steps_per_call = broadcast_from_primary(find)

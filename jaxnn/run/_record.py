@@ -93,7 +93,7 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
         if before is None and options.budget is not None:
             trial = functools.partial(engine.open_trainer, experiment, options, splits, layout, clock)
             budget = engine.Budget.found(experiment, options, [trial], clock)
-            experiment, steps_per_call = experiment.replace(num_steps=budget.num_steps), budget.steps_per_call
+            experiment, steps_per_call = experiment.replace(num_steps=budget.num_steps), budget.steps_per_call[0]
         trainer = engine.open_trainer(experiment, options, splits, layout, clock, steps_per_call=steps_per_call)
         if budget is not None:
             trainer.notes = [("budget", budget.note), *trainer.notes]

@@ -112,7 +112,9 @@ def _budgeted(plan: SweepPlan) -> tuple[SweepPlan, Budget]:
     plan.open.clear()
     experiment = plan.experiment.replace(num_steps=budget.num_steps)
     fitted = plan_sweep(experiment, plan.points, options, plan.clock, load=plan.load)
-    return dataclasses.replace(fitted, vmapped=plan.vmapped), budget
+    vmapped = zip(plan.vmapped.items(), budget.steps_per_call, strict=True)
+    sizes = {number: size._replace(steps_per_call=steps) for (number, size), steps in vmapped}
+    return dataclasses.replace(fitted, vmapped=sizes), budget
 
 
 def _plan_only(plan: SweepPlan, display: runs.Display, origin: Mapping[str, Any]) -> Sweep:
