@@ -14,12 +14,14 @@ from jaxnn.trees._objectives import (
     quantile_error,
     squared_error,
 )
+from jaxnn.trees._permutation import Explained, permutation_importances
 
 if TYPE_CHECKING:
     from jaxnn.trees._estimators import GradientBoostingClassifier, GradientBoostingRegressor
 
 __all__ = [
     "Boosting",
+    "Explained",
     "GradientBoostingClassifier",
     "GradientBoostingRegressor",
     "Objective",
@@ -31,6 +33,7 @@ __all__ = [
     "huber",
     "importances",
     "lambda_rank",
+    "permutation_importances",
     "plot_importances",
     "plot_tree",
     "poisson",

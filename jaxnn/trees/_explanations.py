@@ -54,7 +54,7 @@ def importances(model: Any, num_columns: int | None = None, kind: Literal["gain"
     """The importance ``[columns]`` of each column: the sum of its splits' gains, or their number.
 
     ``model`` is a run, a fitted estimator, or the state of one, which does not know ``num_columns``: then the columns
-    are those up to the last that splits. What a column is worth for new examples, tells
+    are those up to the last that splits. What columns are worth for new examples: `permutation_importances`, or
     `sklearn.inspection.permutation_importance` of an estimator.
 
     >>> model = jn.trees.GradientBoostingRegressor(num_trees=5, max_depth=2)
