@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import tyro
 
 from jaxnn import sweeps
@@ -34,6 +35,8 @@ def run_command(argv: Sequence[str] | None = None) -> None:
             # The flags are the script's own.
             main(experiment_of(Path(arguments[1])), ["plan", *arguments[2:]])
             return
+        if argv is None and arguments[:1] == ["plot"] and "--confusion" not in " ".join(arguments):
+            jax.config.update("jax_platforms", "cpu")  # importances are computed: a GPU may be busy with the sweep
         calls = {
             function.__name__: _deferred(function) for function in (devices, runs, show, plot, compare, export, plan)
         }

@@ -19,17 +19,19 @@ from matplotlib.ticker import NullLocator
 from jaxnn._figures import format_value, label_ticks, new_panels, write_in_cells
 from jaxnn._json import metrics_of
 from jaxnn.search import Axis
+from jaxnn.sweeps._importance import FEW_MEMBERS, Importance, field_importance, is_wide
 from jaxnn.sweeps._members import SEED, count_by_status, grouped, show, show_field, spread_of
+from jaxnn.types import ConfigError
 
 if TYPE_CHECKING:
     from jaxnn.sweeps._sweep import Sweep
 
 MOST_NAMED = 8  # groups with bands and a legend; more are coloured by value
 MOST_LABELS = 8  # on an axis
+MOST_BARS = 10  # the most important fields
 MOST_LETTERS = 30  # in a horizontal row of labels
 MOST_CELLS_WITH_NUMBERS = 8  # in a row or a column of a heat map
 VISIBLE = 0.92  # the light end of viridis is invisible on white
-DECADE = 10.0  # the ratio of losses from which they are drawn on a logarithmic scale
 LOST_COLOUR = "C5"
 # Members that were cut short, at their last value.
 SHORT: dict[str, Any] = {"marker": "o", "mfc": "none", "mec": "0.7", "mew": 0.8, "ms": 4, "ls": "none", "zorder": 1}
@@ -47,6 +49,8 @@ def draw_sweep(sweep: Sweep, metric: str | None = None) -> Figure:
         panels.append(partial(draw_pair))
     if "lanes_in_use" in sweep.summary and sweep.direction(metric) is not None:
         panels.append(partial(draw_search))
+    if (importance := _shown_importance(sweep, metric)) is not None:
+        panels.append(partial(draw_importance, importance=importance))
     figure, subplots = new_panels(len(panels))
     for panel, axes in zip(panels, subplots, strict=True):
         panel(axes, sweep, metric)
@@ -189,6 +193,28 @@ def draw_search(axes: Axes, sweep: Sweep, metric: str) -> None:
     _finish(axes, sweep, metric, best[np.isfinite(best)], [], "best so far")
 
 
+def _shown_importance(sweep: Sweep, metric: str) -> Importance | None:
+    """The importance of two fields or more, unless the members are too few for it."""
+    if len(sweep.settings) < 2 or np.isfinite(sweep.values(metric)).sum() < FEW_MEMBERS:
+        return None
+    try:
+        found = field_importance(sweep, metric)
+    except ConfigError:
+        return None
+    return found if len(found.fields) > 1 and len(found.members) >= FEW_MEMBERS else None
+
+
+def draw_importance(axes: Axes, sweep: Sweep, metric: str, importance: Importance) -> None:
+    """Draws the share of the variation that each field explains, the largest on top, with its interval."""
+    shares = list(importance.fields.items())[:MOST_BARS]
+    places, values = np.arange(len(shares))[::-1], np.array([share.value for _, share in shares])
+    ends = np.abs(np.array([share[1:] for _, share in shares]).T - values)
+    axes.barh(places, 100 * values, xerr=100 * ends, height=0.6, color="C0", alpha=0.6, ecolor="C0", capsize=2)
+    axes.set_yticks(places, [name for name, _ in shares])
+    axes.set_xlabel("% of the variation" + ("" if importance.step is None else f" after {importance.step:,} steps"))
+    axes.set_title(f"importance (all fields: {100 * importance.total.value:.0f} %)", fontsize="medium")
+
+
 def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
     """Draws the means over two settings: a heat map of a grid, or coloured points of scattered draws."""
     x, y = (_drawable(axis) for axis in sweep.settings)
@@ -196,7 +222,7 @@ def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
     results = np.array([row.spread.mean for row in groups.rows if row.n] or [0.0, 1.0])
     more = sweep.direction(metric) == "max"
     shown = _without_outliers(results, more)
-    norm = (LogNorm if _is_wide(shown, more) else Normalize)(shown.min(), shown.max())
+    norm = (LogNorm if is_wide(shown, more) else Normalize)(shown.min(), shown.max())
     colours = colormaps["viridis_r" if more else "viridis"]  # better is darker, in every picture
     cells = 2 * len(groups.rows) >= len(x.values) * len(y.values)
     if cells:
@@ -239,15 +265,10 @@ def _without_outliers(values: np.ndarray, more_is_better: bool) -> np.ndarray:
     return near
 
 
-def _is_wide(values: np.ndarray, more_is_better: bool) -> bool:
-    """Whether ``values`` are of a loss, positive, and span more than a decade."""
-    return not more_is_better and len(values) > 0 and bool(0 < DECADE * values.min() < values.max())
-
-
 def _finish(axes: Axes, sweep: Sweep, metric: str, values: np.ndarray, lost: list[float], title: str) -> None:
     """Scales and labels a panel with the metric's ``values``; marks lost members, at these x, at the bad edge."""
     more = sweep.direction(metric) == "max"
-    if _is_wide(values, more):
+    if is_wide(values, more):
         axes.set_yscale("log")
     if lost:
         style: dict[str, Any] = {"c": LOST_COLOUR, "ms": 5, "clip_on": False, "transform": axes.get_xaxis_transform()}
