@@ -216,6 +216,12 @@ def _sweep(
         ):
             raise ConfigError(BOTH_GIVEN)
         found = sweep(experiment, points, options)
+        if design.confirm is not None and found.status == "finished":
+            # What decides results is in the record, if there is one.
+            kept = {"progress", "device", "devices", "stop"} & options.explicit().keys()
+            how = {name: getattr(options, name) for name in kept}
+            alone = dataclasses.replace(options, run_dir=None, resume=None, lanes=None, budget=None, writers=())
+            print(found.confirm(design.confirm, None, alone if found.dir is None else None, **how))
     if found.status == "interrupted":
         raise SystemExit(RESUMABLE if found.dir is not None else INTERRUPTED)
     return found

@@ -33,6 +33,8 @@ class Design:
     """Seed of the draws."""
     eta: int | None = bounded(None, least=2)
     """Reduction factor of halving and asha: one of ETA members is promoted; default: 3."""
+    confirm: int | None = bounded(None, least=2)
+    """Train the best point, the runner-up and the config again with this many fresh seeds, and compare them."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -215,7 +215,11 @@ class Groups:
     directions: Mapping[str, Direction | None]  # of each metric
 
     def best(self, metric: str | None = None, direction: Direction | None = None) -> GroupRow:
-        """Returns the group with the best mean of ``metric``, by default the monitored one; as `Sweep.best`.
+        """Returns the group with the best mean of ``metric``, by default the monitored one: the first of `ranked`."""
+        return self.ranked(metric, direction)[0]
+
+    def ranked(self, metric: str | None = None, direction: Direction | None = None) -> list[GroupRow]:
+        """Returns the groups that have a result in ``metric``, the best mean first; arguments are as in `Sweep.best`.
 
         Groups that lost members, which diverged, failed or have no finite value, rank after all that lost none, and
         groups with members that were cut short after those whose members are complete: means of survivors flatter.
@@ -233,7 +237,7 @@ class Groups:
         rows = [row for row in self.rows if row.metrics[metric].n]
         if not rows:
             raise ConfigError(f"no group has a result in {metric!r}: name another metric.")
-        return min(rows, key=rank)
+        return sorted(rows, key=rank)
 
     def table(self) -> Table:
         """Returns the groups as a table with a row per group."""

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
+    from jaxnn.sweeps._confirmation import Confirmation
+    from jaxnn.sweeps._plan import SweepOptions
+
 FEW_VALUES = 6  # an axis with more values is described by its ends
 MOST_ERRORS = 3  # the most frequent ones are shown; the table shows all
 
@@ -144,7 +147,7 @@ class Sweep:
         """Returns the member with the best last value of ``metric``, by default the monitored one.
 
         A member that diverged or failed, or whose value is not finite, is never the best; one that was cut short only
-        if no member is complete. Among many seeds the best is also the luckiest: to choose a setting compare groups.
+        if no member is complete. Among many seeds the best is also the luckiest: `confirm` says how sure it is.
         ``direction``, ``"min"`` or ``"max"``, is needed for a metric that is neither stated nor common. ConfigError
         without it, if the metric is unknown, or no member has a result in it.
 
@@ -157,6 +160,38 @@ class Sweep:
             counts = count_by_status(self.members)
             raise ConfigError(f"no member has a result in {metric!r} ({counts}): name another metric.")
         return best
+
+    def confirm(
+        self, seeds: int = 5, metric: str | None = None, options: SweepOptions | None = None, **changes: Any
+    ) -> Confirmation:
+        """Trains the best point again with ``seeds`` that the sweep did not use, and says whether it is really better.
+
+        The best of many values is also the luckiest. The runner-up and the experiment's own config are trained with the
+        same fresh seeds, and `compare` judges the best against both, seed by seed. Points are ranked by their means
+        over the seeds of the sweep. The fresh members are a sweep of their own, recorded beside this one; a second call
+        reads them from there. Without a record it trains them again. A member that `jaxnn.search.pbt` copied had other
+        values before: its point is trained from the start.
+
+        >>> sweep.confirm()  # doctest: +SKIP
+        point      learning_rate  by the sweep  5 fresh seeds                         best against it
+        best       0.0123         0.0812        0.0914 ± 0.0041 (0.0863 to 0.0965)    –
+        runner-up  0.0207         0.0815        0.0929 ± 0.0052 (0.0864 to 0.0994)    not separable, -0.0015
+        config     0.001          –             0.1203 ± 0.0030 (0.1166 to 0.1240)    better, -0.0289 (-0.034 to -0.024)
+
+        Args:
+            seeds: number of fresh seeds, at least 2.
+            metric: by which points are ranked and compared; default: the monitored one.
+            options: how to run the fresh members; default: what decides results is as recorded.
+            **changes: single options, such as ``progress="none"``.
+
+        Raises:
+            ConfigError: the sweep was read without its experiment, its best member is not complete, it had a stopping
+                rule that is not given, or as `best`.
+            TrainingError: training with fresh seeds was interrupted.
+        """
+        from jaxnn.sweeps._confirmation import confirm_best
+
+        return confirm_best(self, seeds, metric, options, changes)
 
     def curves(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns a metric against the step.

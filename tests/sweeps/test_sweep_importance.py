@@ -1,4 +1,4 @@
-"""How sure a sweep is: importance of its fields."""
+"""How sure a sweep is: importance of its fields, and its best point with fresh seeds."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
-from tests import swept
+from tests import swept, tiny
 
 
 def planted(path, count: int, effect: float = 4.0) -> jn.Sweep:
@@ -41,3 +41,20 @@ def test_importance_finds_the_fields_that_matter(tmp_path):
         assert {*sweep.importance(step=20).members} == better
     with pytest.warns(UserWarning, match=r"may explain nothing of test_loss: R² is -\d+ %"):
         planted(tmp_path / "noise", 40, effect=0.0).importance()
+
+
+def test_fresh_seeds_show_what_was_luck(tmp_path, capsys):
+    experiment, path = tiny.experiment(learning_rate=1e-4), tmp_path / "sweep"
+    # Rates that compute nearly the same, each with a seed of its own: the best is the luckiest.
+    points = jn.search.zip(learning_rate=[0.1 + 1e-6 * seed for seed in range(8)], seed=range(8))
+    sweep = jn.sweep(experiment, points, run_dir=path, patience=9, **tiny.MEMBERS)
+    best, runner_up, config = (found := sweep.confirm(4, progress="none")).candidates.values()
+    assert found.member == sweep.best() and best.found < runner_up.found < best.fresh.spread.mean
+    assert [one.verdict for one in found.comparisons.values()] == ["not separable", "better"] and np.isnan(config.found)
+    assert {member.point["seed"] for member in found.sweep.members} == {8, 9, 10, 11} and found.sweep.dir is not None
+    record = (found.sweep.dir / "record.json").read_bytes()
+    again = jn.open_sweep(path, experiment.replace(learning_rate=1.0)).confirm(4, progress="none")
+    assert repr(again) == repr(found) and record == (found.sweep.dir / "record.json").read_bytes(), "trained once"
+    assert b'"patience": 9' in record and "4 fresh seeds" in repr(found)
+    jn.main(experiment, ["sweep", *"--seed 0 1 --no-record --progress none --confirm 2".split()])
+    assert "2 fresh seeds" in capsys.readouterr().out
