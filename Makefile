@@ -7,10 +7,10 @@ INSTALLED := $(VENV)/.installed
 # JAX's compiler for NVIDIA GPUs, in an environment of its own: with it installed, JAX looks for a GPU.
 GPU := .venv-gpu
 EXTRAS := dev
-# PyTorch and Keras, which jaxnn is benchmarked against, in an environment of their own with their own Python.
+# PyTorch, Keras and tools that search, which jaxnn is benchmarked against, in an environment with its own Python.
 PEERS := .venv-peers
 PEERS_PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13,$(shell $(python) -c 'import ensurepip, venv' 2>/dev/null && echo $(python))) python3)
-PEERS_PACKAGES := torch==2.13.0 keras==3.15.1 numpy
+PEERS_PACKAGES := torch==2.13.0 keras==3.15.1 numpy optuna==5.0.0 lightgbm==4.7.0 ray[tune]==2.60.0
 
 .DEFAULT_GOAL := help
 .PHONY: help demo benchmark gpu-day onednn onednn-sanitize test test-slow test-portable test-gpu test-gpu-compile mutate style types lint check docs clean
@@ -95,7 +95,7 @@ $(VENV)/.benchmark $(VENV)/.docs: $(INSTALLED)
 $(PEERS)/.installed: Makefile
 	@echo 'Installing $(PEERS_PACKAGES) into $(PEERS): once, takes some minutes.'
 	@test -x $(PEERS)/bin/python || $(PEERS_PYTHON) -m venv $(PEERS)
-	@$(PEERS)/bin/python -m pip install -qq --disable-pip-version-check $(PEERS_PIP) $(PEERS_PACKAGES)
+	@$(PEERS)/bin/python -m pip install -qq --disable-pip-version-check $(PEERS_PIP) $(foreach package,$(PEERS_PACKAGES),'$(package)')
 	@touch $@
 
 NEW_ENOUGH := import sys; assert sys.version_info >= (3, 12)

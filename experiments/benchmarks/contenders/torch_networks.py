@@ -33,9 +33,10 @@ class LastOutput(nn.Module):
 class Block(nn.Module):
     """A pre-norm transformer block."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.heads = heads
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.LayerNorm_0, self.LayerNorm_1 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
         self.Dense_0, self.Dense_1 = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.Dense_2, self.Dense_3 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -45,26 +46,33 @@ class Block(nn.Module):
         heads = self.Dense_0(self.LayerNorm_0(x)).view(batch, time, 3, self.heads, width // self.heads)
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.Dense_1(attended.transpose(1, 2).reshape(batch, time, width))
-        return x + self.Dense_3(F.gelu(self.Dense_2(self.LayerNorm_1(x)), approximate="tanh"))
+        x = x + self.dropout(self.Dense_1(attended.transpose(1, 2).reshape(batch, time, width)))
+        return x + self.dropout(self.Dense_3(F.gelu(self.Dense_2(self.LayerNorm_1(x)), approximate="tanh")))
 
 
 class GPT(nn.Module):
     """Token and position embeddings, blocks, a head; by default of characters."""
 
     def __init__(
-        self, vocabulary: int = 65, layers: int = 4, width: int = 128, heads: int = 4, length: int = 64
+        self,
+        vocabulary: int = 65,
+        layers: int = 4,
+        width: int = 128,
+        heads: int = 4,
+        length: int = 64,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.Embed_0, self.Embed_1 = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         for index in range(layers):
-            self.add_module(f"Block_{index}", Block(width, heads))
+            self.add_module(f"Block_{index}", Block(width, heads, dropout))
         self.blocks = [self.get_submodule(f"Block_{index}") for index in range(layers)]
         self.LayerNorm_0, self.Dense_0 = nn.LayerNorm(width, eps=1e-6), nn.Linear(width, vocabulary)
         self.register_buffer("positions", torch.arange(length), persistent=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.Embed_0(ids) + self.Embed_1(self.positions)
+        x = self.dropout(self.Embed_0(ids) + self.Embed_1(self.positions))
         for block in self.blocks:
             x = block(x)
         return self.Dense_0(self.LayerNorm_0(x))
