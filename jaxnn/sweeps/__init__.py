@@ -1,6 +1,7 @@
 """Sweeps: many runs of an experiment as one program, their record, and their results."""
 
 from jaxnn.sweeps._comparison import compare, mean_difference, seeds_needed
+from jaxnn.sweeps._confirmation import confirm_best
 from jaxnn.sweeps._executors import sweep
 from jaxnn.sweeps._groups import with_fields
 from jaxnn.sweeps._members import Member, count_by_status, mean_interval, show_field
@@ -8,5 +9,7 @@ from jaxnn.sweeps._plan import SweepOptions, plan_sweep
 from jaxnn.sweeps._stored import open_sweep
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.sweeps._sweep_record import recorded_points
+
+Sweep._confirmed = staticmethod(confirm_best)
 
 __all__ = ["Member", "Sweep", "SweepOptions", "compare", "open_sweep", "sweep"]

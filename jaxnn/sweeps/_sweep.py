@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -66,6 +66,8 @@ class Sweep:
     summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     experiment: Experiment[Any] | None = None
     name: str | None = None
+    # Results do not know how members are trained: the package sets it.
+    _confirmed: ClassVar[Callable[..., Confirmation]]
 
     @property
     def settings(self) -> tuple[Axis, ...]:
@@ -189,9 +191,7 @@ class Sweep:
                 rule that is not given, or as `best`.
             TrainingError: training with fresh seeds was interrupted.
         """
-        from jaxnn.sweeps._confirmation import confirm_best
-
-        return confirm_best(self, seeds, metric, options, changes)
+        return self._confirmed(self, seeds, metric, options, changes)
 
     def curves(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns a metric against the step.
