@@ -42,7 +42,7 @@ def timed(experiment: str, budget: float) -> dict[str, float | str]:
         command = [sys.executable, str(EXPERIMENTS / f"{experiment}.py"), "--budget", f"{budget:g} s"]
         environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/cache"}
         started = time.perf_counter()
-        subprocess.run([*command, "--run-dir", f"{folder}/run"], check=True, capture_output=True, env=environment)
+        subprocess.run([*command, "--run-dir", f"{folder}/run"], check=True, stdout=subprocess.DEVNULL, env=environment)
         seconds = time.perf_counter() - started
         facts = json.loads(Path(folder, "run", "record.json").read_text())
     done, asked = facts["summary"]["step"], facts["config"]["num_steps"]

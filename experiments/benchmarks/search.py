@@ -5,10 +5,11 @@ Claim     none yet: to be measured on a quiet machine. The aim is to have the pe
 Command   make onednn .venv-peers/.installed && python experiments/benchmarks/search.py
 
 All search the same space on the same cores, the peers for the same steps in all, and evaluate the validation split
-after each 27th of a run: jaxnn by ASHA over the points of Optuna's TPE, or over random ones, Optuna by TPE and Hyperband, Ray Tune by ASHA. Optuna has one process with all cores or a
-process on each, the one that makes more steps in a trial of both. Networks have the same kind of initial values, Adam
-with weight decay, a cosine schedule and dropout; every member of a search has its own seed. Times are from the command
-on, with imports, reading of data and compilation, of which jaxnn keeps nothing from an earlier process.
+after each 27th of a run: jaxnn by ASHA over the points of Optuna's TPE, or over random ones, Optuna by TPE and
+Hyperband, Ray Tune by ASHA. Optuna has one process with all cores or a process on each, the one that makes more steps
+in a trial of both. Networks have the same kind of initial values, Adam with weight decay, a cosine schedule and
+dropout; every member of a search has its own seed. Times are from the command on, with imports, reading of data and
+compilation, of which jaxnn keeps nothing from an earlier process.
 
 The score of a seed is the lowest validation loss that the peer reports. The peer's time is when it first had it,
 jaxnn's when a member first reports as low a loss, within four times the steps: steps that it makes faster are among
