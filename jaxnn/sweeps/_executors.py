@@ -116,7 +116,7 @@ def _sweep_on_ray(experiment: Experiment[Any], points: Points | Searcher, option
         num_shards = started[0] if started else min(count, num_workers)
         # A process keeps the GPU it opened, and the next task may be given another.
         device = {"num_gpus": 1, "max_calls": 1} if gpus else one_core
-        train_remotely = ray.remote(_train_shard).options(max_retries=MAX_RETRIES, **device)
+        train_remotely = ray.remote(max_retries=MAX_RETRIES, **device)(_train_shard)
         with Display.open("none" if options.progress == "none" else "plain") as display:
             workers = f"{num_workers} workers with {'a GPU' if gpus else 'a core'} each"
             display.rows([("ray", workers), ("shards", str(num_shards))])
