@@ -1,15 +1,20 @@
 """Sweep records written by hand, without training: for tests of reading, selecting, comparing and drawing."""
 
+import contextlib
 import json
+import os
+import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxnn._disk import write_json
 from jaxnn._json import json_line
-from jaxnn.record import FORMAT
+from jaxnn.record import FORMAT, Checkpoints
 from jaxnn.search import grid
 from jaxnn.sweeps import Sweep, open_sweep
+from jaxnn.types import Experiment, Splits
 from tests import tiny
 
 # The experiment and the points of the sweep `finished`: two groups of four members, numbered in turns.
@@ -78,3 +83,24 @@ def sweep(path: Path, points: Mapping[tuple[Any, ...], float | None], *names: st
 
 def indices(sweep: Sweep) -> list[int]:
     return [member.index for member in sweep.members]
+
+
+def killed_once(plain: Experiment[Any], folder: Path, victim: int | None = None) -> Experiment[Any]:
+    """``plain``, whose first worker kills ``victim``, or itself, at its third save, when its first is complete."""
+
+    def data(config: Any) -> Splits:
+        # Planning loads the data first, in a process that trains nothing. One process creates the file.
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            (folder / "swept" / "mortal").touch(exist_ok=False)
+            save, steps = Checkpoints.save, iter(range(2))
+
+            def save_or_end(checkpoints: Checkpoints, *arguments: Any) -> None:
+                if next(steps, None) is None:
+                    os.kill(victim or os.getpid(), signal.SIGKILL)
+                    time.sleep(60)  # until Ray ends this process too
+                save(checkpoints, *arguments)
+
+            Checkpoints.save = save_or_end  # type: ignore[method-assign]
+        return tiny.splits()
+
+    return Experiment(plain.config, data, plain.task, plain.optimizer)

@@ -114,6 +114,6 @@ def read(run_dir: Path, name: str = "record.json") -> Any:
     return json.loads((run_dir / name).read_text())
 
 
-def lines(run_dir: Path) -> list[dict[str, Any]]:
-    """The reports of a record."""
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+def lines(run_dir: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """The lines of a file of a record, by default its reports."""
+    return [json.loads(line) for line in (run_dir / name).read_text().splitlines()]

@@ -135,9 +135,9 @@ class Record:
             "leave it in place until the run has ended."
         )
 
-    def report(self, *lines: Mapping[str, Any]) -> list[bytes]:
-        """Appends lines to ``metrics.jsonl``, unbuffered; returns them as written."""
-        written, file = [json_line(line).encode() for line in lines], self.path / METRICS_FILE
+    def report(self, *lines: Mapping[str, Any], name: str = METRICS_FILE) -> list[bytes]:
+        """Appends lines to ``metrics.jsonl``, or always to another file, unbuffered; returns them as written."""
+        written, file = [json_line(line).encode() for line in lines], self.path / name
         if not self.writes:
             return written
         if self._size and not (file.exists() and file.stat().st_size >= self._size):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import signal
 import socket
@@ -10,11 +11,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxnn._compat import needs_extra
+from jaxnn._disk import make_room
 from jaxnn._fields import with_changes
 from jaxnn._provenance import file_name_of, jax_flags
 from jaxnn._signals import Interruption, interruptible
@@ -24,6 +26,8 @@ from jaxnn.search import Points, Searcher
 from jaxnn.sweeps._groups import reason
 from jaxnn.sweeps._members import count_by_status
 from jaxnn.sweeps._plan import SweepOptions, checked_points, plan_sweep
+from jaxnn.sweeps._search_events import FILE
+from jaxnn.sweeps._shared_search import RemoteSearch, SharedSearch
 from jaxnn.sweeps._stored import open_sweep
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.sweeps._sweep_record import new_sweep_dir, origin_of, recorded_points, shard_folder, with_shard_dir
@@ -87,6 +91,8 @@ def _sweep_on_ray(experiment: Experiment[Any], points: Points | Searcher, option
             "executor='ray' gathers the records of shards with a device each: leave record, plan_only, shard and "
             "devices at their defaults, and give num_workers."
         )
+    if options.budget is not None:
+        raise ConfigError("budget is the time of one process: leave it out with executor='ray'.")
     checked_points(experiment, points, dataclasses.replace(options, device="cpu", devices=1))
     if options.resume is None and options.run_dir is not None:
         Record.check_vacant(options.run_dir)
@@ -103,29 +109,30 @@ def _sweep_on_ray(experiment: Experiment[Any], points: Points | Searcher, option
             ) from None
         # Ray counts cores but keeps no process from using more: XLA starts NPROC threads, and no GPU is opened.
         one_core = {"num_cpus": 1, "runtime_env": {"env_vars": {"JAX_PLATFORMS": "cpu", "NPROC": "1"}}}
-        try:
-            count = ray.get(ray.remote(_count_members).options(**one_core).remote(given, settings))
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from None
-        except ray.exceptions.RayError as error:
-            raise LostError(f"no worker of Ray's cluster could plan the sweep ({reason(error)}): try again.") from None
+        count, lanes = _counted(ray, given, settings, one_core)
         path = options.resume or Record.create(
             options.run_dir or new_sweep_dir(options.name or file_name_of(experiment) or "sweep")
         )
         started = [int(folder.name.partition("-of-")[2]) for folder in RecordReader(path).shards]
         num_shards = started[0] if started else min(count, num_workers)
+        ends = [lanes * part // num_shards for part in range(num_shards + 1)]
+        shards = {f"{part}/{num_shards}": ends[part] - ends[part - 1] for part in range(1, num_shards + 1)}
+        keeper = None
+        if isinstance(points, Searcher):
+            keeper = _keeper(ray, points, path.resolve(), shards, one_core["runtime_env"], is_new=not started)
         # A process keeps the GPU it opened, and the next task may be given another.
         device = {"num_gpus": 1, "max_calls": 1} if gpus else one_core
-        train_remotely = ray.remote(_train_shard).options(max_retries=MAX_RETRIES, **device)
+        train_remotely = ray.remote(max_retries=MAX_RETRIES, **device)(_train_shard)
         with Display.open("none" if options.progress == "none" else "plain") as display:
             workers = f"{num_workers} workers with {'a GPU' if gpus else 'a core'} each"
             display.rows([("ray", workers), ("shards", str(num_shards))])
-            shards = (f"{part}/{num_shards}" for part in range(1, num_shards + 1))
             origin = origin_of(experiment)
-            tasks = {train_remotely.remote(given, settings, origin, path.resolve(), shard): shard for shard in shards}
+            start = functools.partial(train_remotely.remote, given, settings, origin, path.resolve(), keeper)
             lost = list[str]()
+            search = None if keeper is None else _Shared(keeper, start, "GPU" if gpus else "CPU")
             with interruption.finishing("the current windows"):
-                for line in _wait(ray, tasks, path, interruption, lost):
+                tasks = {start(shard): shard for shard in shards}
+                for line in _wait(ray, tasks, path, interruption, lost, search):
                     display.say(f"  {line}")
             if lost and not RecordReader(path).shards:
                 raise LostError(f"no shard of the sweep in {path} was started: try again, with --resume {path}.")
@@ -134,12 +141,64 @@ def _sweep_on_ray(experiment: Experiment[Any], points: Points | Searcher, option
         return results
 
 
-def _wait(ray: Any, tasks: dict[Any, str], path: Path, interruption: Interruption, lost: list[str]) -> Iterator[str]:
+class _Shared(NamedTuple):
+    """A search that workers share: the actor that keeps it, how a shard is started, and what a worker occupies."""
+
+    keeper: Any
+    start: Callable[[str], Any]
+    resource: str  # ``CPU`` or ``GPU``
+
+
+def _counted(ray: Any, given: Any, settings: Mapping[str, Any], how: Mapping[str, Any]) -> tuple[int, int]:
+    """What `_count_members` returns on a worker of the cluster."""
+    try:
+        counts: tuple[int, int] = ray.get(ray.remote(_count_members).options(**how).remote(given, settings))
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.RayError as error:
+        raise LostError(f"no worker of Ray's cluster could plan the sweep ({reason(error)}): try again.") from None
+    return counts
+
+
+def _keeper(
+    ray: Any, searcher: Searcher, path: Path, lanes: Mapping[str, int], environment: Any, *, is_new: bool
+) -> Any:
+    """The actor that keeps a search, which Ray starts again if it is lost. Errors of the record are raised here."""
+    make_room(path)
+    _wait_for_writer(path)
+    if is_new:  # no member was trained
+        (path / FILE).unlink(missing_ok=True)
+    elif not (path / FILE).exists():
+        raise ConfigError(f"the sweep in {path} has a list of points, and no searcher: resume it without points.")
+    SharedSearch(searcher, path, lanes).close()
+    how = {"num_cpus": 0, "max_restarts": MAX_RETRIES, "max_task_retries": MAX_RETRIES, "runtime_env": environment}
+    return ray.remote(SharedSearch).options(**how).remote(searcher, path, lanes)
+
+
+def _ending(ray: Any, task: Any, path: Path) -> tuple[str, bool, bool]:
+    """How a task ended: in words, whether it has nothing left to train, and whether its worker was lost."""
+    try:
+        return "ended", ray.get(task), False
+    except ray.exceptions.TaskCancelledError:
+        return "ended", False, False
+    except ray.exceptions.RayTaskError as error:
+        # A worker that is interrupted outside of training has nothing to save.
+        ended = isinstance(error.cause, KeyboardInterrupt)
+        return ("ended" if ended else f"failed: {reason(error.cause)}"), False, False
+    except ray.exceptions.LocalRayletDiedError as error:
+        raise _lost(path, reason(error)) from None
+    except ray.exceptions.RayError as error:
+        return f"failed: its worker was lost {MAX_RETRIES + 1} times: {reason(error)}", False, True
+
+
+def _wait(
+    ray: Any, tasks: dict[Any, str], path: Path, interruption: Interruption, lost: list[str], search: _Shared | None
+) -> Iterator[str]:
     """Waits for all tasks; after an interruption, for their current windows. Yields lines to print.
 
     The shards whose workers were lost are added to ``lost``. LostError if the cluster is.
     """
-    line_at, cancelled = time.monotonic() + SECONDS_BETWEEN_LINES, False
+    line_at, cancelled, failed = time.monotonic() + SECONDS_BETWEEN_LINES, False, False
     answers = _head_answers(ray.get_runtime_context().gcs_address)
     try:
         while tasks:
@@ -148,23 +207,19 @@ def _wait(ray: Any, tasks: dict[Any, str], path: Path, interruption: Interruptio
             if interruption.signum is not None and not cancelled:
                 cancelled = True
                 for task in tasks:
-                    ray.cancel(task)
+                    ray.cancel(task, recursive=False)  # what it asks of a search is to be answered
+            if search is not None:
+                room = ray.cluster_resources().get(search.resource, 0)
+                search.keeper.release.remote(idle=failed or room < len(tasks))
             ended, _ = ray.wait(list(tasks), timeout=0.5)
             for task in ended:
-                shard, ending = tasks.pop(task), "ended"
-                try:
-                    ray.get(task)
-                except ray.exceptions.TaskCancelledError:
-                    pass
-                except ray.exceptions.RayTaskError as error:
-                    # A worker that is interrupted outside of training has nothing to save.
-                    if not isinstance(error.cause, KeyboardInterrupt):
-                        ending = f"failed: {reason(error.cause)}"
-                except ray.exceptions.LocalRayletDiedError as error:
-                    raise _lost(path, reason(error)) from None
-                except ray.exceptions.RayError as error:
-                    lost.append(shard)
-                    ending = f"failed: its worker was lost {MAX_RETRIES + 1} times: {reason(error)}"
+                shard = tasks.pop(task)
+                ending, finished, is_lost = _ending(ray, task, path)
+                lost += [shard] if is_lost else []
+                failed |= ending != "ended"
+                if search is not None and not (finished or failed or cancelled):
+                    tasks[search.start(shard)] = shard  # it left to make room for a shard that it waited for
+                    continue
                 yield f"shard {shard} {ending}"
             if time.monotonic() >= line_at:
                 line_at = time.monotonic() + SECONDS_BETWEEN_LINES
@@ -176,7 +231,7 @@ def _wait(ray: Any, tasks: dict[Any, str], path: Path, interruption: Interruptio
         raise
     finally:
         for task in tasks:
-            ray.cancel(task)
+            ray.cancel(task, recursive=False)
 
 
 def _lost(path: Path, why: str) -> LostError:
@@ -212,24 +267,48 @@ def _head_answers(address: str) -> Callable[[], bool]:
     return answers
 
 
-def _count_members(given: Swept, settings: Mapping[str, Any]) -> int:
-    """The number of members that can be run, found on a CPU, so that the driver need not open a device."""
+def _count_members(given: Swept, settings: Mapping[str, Any]) -> tuple[int, int]:
+    """The number of members that can be run, and of the lanes of a search, or 0.
+
+    They are found on a CPU, so that the driver need not open a device.
+    """
     _set_up(settings)
     experiment, points, options = given
     plan = plan_sweep(experiment, points, dataclasses.replace(options, device="cpu", devices=1))
-    return sum(len(group.members) for group in plan.groups)
+    return sum(len(group.members) for group in plan.groups), 0 if plan.search is None else plan.num_lanes
 
 
-def _train_shard(given: Swept, settings: Mapping[str, Any], origin: Mapping[str, Any], path: Path, shard: str) -> None:
-    """Trains a shard on the one device of this worker; continues what a lost worker left."""
-    until = time.monotonic() + SECONDS_TO_WAIT
-    while RecordReader(shard_folder(path, shard)).is_locked and time.monotonic() < until:
-        time.sleep(0.2)
+def _train_shard(
+    given: Swept, settings: Mapping[str, Any], origin: Mapping[str, Any], path: Path, keeper: Any, shard: str
+) -> bool:
+    """Trains a shard on the one device of this worker; continues what a lost worker left.
+
+    ``keeper`` is the actor of a search. Returns whether nothing is left to train.
+    """
+    folder = RecordReader(shard_folder(path, shard))
+    _wait_for_writer(folder.path)
     _set_up(settings)
     experiment, points, options = given
+    found: Any = points
+    if isinstance(points, Searcher):
+        ray: Any = importlib.import_module("ray")
+
+        def call(name: str, *arguments: Any) -> Any:
+            return ray.get(getattr(keeper, name).remote(*arguments))
+
+        found = search = RemoteSearch(points, shard=shard, call=call)
+        if not search.begins() or (folder.is_sweep and folder.facts["status"] == "finished"):
+            return True
     changes = {"executor": "local", "num_workers": None, "devices": 1, "progress": "none"}
     options = with_changes(options, changes | {"shard": shard, "run_dir": None, "resume": path})
-    sweep_here(experiment, points, with_shard_dir(options), origin)
+    return sweep_here(experiment, found, with_shard_dir(options), origin).status == "finished"
+
+
+def _wait_for_writer(path: Path) -> None:
+    """Waits until what a killed driver left no longer writes to a directory, or for `SECONDS_TO_WAIT`."""
+    until = time.monotonic() + SECONDS_TO_WAIT
+    while RecordReader(path).is_locked and time.monotonic() < until:
+        time.sleep(0.2)
 
 
 def _set_up(settings: Mapping[str, Any]) -> None:

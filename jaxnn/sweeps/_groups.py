@@ -103,8 +103,10 @@ class Group(NamedTuple):
     static: Mapping[str, Any]  # the swept fields that all members share
 
 
-def plan_members(experiment: Experiment[Any], points: Points, first: int = 0) -> list[PlannedMember]:
-    """Returns every point as a member, numbered from ``first``; one whose config cannot be built has failed."""
+def plan_members(
+    experiment: Experiment[Any], points: Points, numbers: Sequence[int] | None = None
+) -> list[PlannedMember]:
+    """Returns every point as a member, numbered by ``numbers`` or from 0; one whose config is invalid has failed."""
     known = [name for name, _ in leaf_fields(experiment.config)]
     for name in points.scales:
         if inner := [other for other in known if other.startswith(f"{name}.")]:
@@ -112,7 +114,7 @@ def plan_members(experiment: Experiment[Any], points: Points, first: int = 0) ->
         if name not in (*known, Points.NAME):
             raise ConfigError(f"the config has no field {name!r} to sweep: {suggest(name, known)}.")
     members = []
-    for number, point in enumerate(points, first):
+    for number, point in zip(range(len(points)) if numbers is None else numbers, points, strict=True):
         member = PlannedMember(number=number, point=point, experiment=experiment)
         members.append(member)
         try:

@@ -41,7 +41,7 @@ class SweepOptions(engine.RunOptions):
     vmap_size: int | None = option(least=1, kept=True)
     """Members under one vmap on a device; default: by the operations of a step, or by trials; on a GPU all that fit."""
     lanes: int | None = option(least=1, kept=True, decides=True)
-    """Members of a search in training at once, by default 64; for a list of points: one that ends makes room."""
+    """Members of a search in training at once, on all workers, by default 64; for points: one that ends makes room."""
     max_groups: int = option(16, least=1, kept=True)
     """The most groups that a search may open, each with a compilation of its own; members beyond have failed."""
     states_mib: int = option(1024, least=0, kept=True)
@@ -98,11 +98,14 @@ class SweepPlan:
     # By the number of a group: the vmap sizes that are chosen, and the trainers that are open.
     vmapped: dict[int, engine.VmapPlan] = dataclasses.field(default_factory=dict)
     open: dict[int, engine.Trainer] = dataclasses.field(default_factory=dict)
+    _places: dict[int, int] = dataclasses.field(default_factory=dict)  # by the number of a member
 
     @property
     def num_lanes(self) -> int:
         """The number of members of a search that are in training at once."""
         assert self.search is not None
+        if self.search.lanes is not None:
+            return self.search.lanes
         first = len(self.search.events[0]["proposals"]) if self.search.events else DEFAULT_LANES
         most = self.search.searcher.num or (self.options.lanes or first)
         return max(1, min(self.options.lanes or DEFAULT_LANES, most))
@@ -123,9 +126,9 @@ class SweepPlan:
         """Plans the members that the search proposed since, in the group that computes the same or a new one."""
         assert self.search is not None
         searcher, proposed = self.search.searcher, self.search.points
-        new = plan_members(
-            self.experiment, Points(tuple(proposed[len(self.members) :]), searcher.scales), len(self.members)
-        )
+        numbers = self.search.numbers[len(self.members) :]
+        points = Points(tuple(proposed[number] for number in numbers), searcher.scales)
+        new = plan_members(self.experiment, points, numbers)
         self.members += new
         unlike = [member for member in new if member.unfinished and not self._joined(member)]
         most = self.options.max_groups
@@ -146,6 +149,12 @@ class SweepPlan:
         self.unread = self.unread or unread
         self.points = Points(tuple(proposed), searcher.scales)
         return new
+
+    def member(self, number: int) -> PlannedMember:
+        """The member of a search with a number; other processes may train those between its own."""
+        if len(self._places) < len(self.members):
+            self._places = {member.number: place for place, member in enumerate(self.members)}
+        return self.members[self._places[number]]
 
     def warn_of_windows(self) -> None:
         """Warns if members cannot be compared as early as the searcher asks."""
@@ -210,7 +219,7 @@ class SweepPlan:
 
 def plan_sweep(
     experiment: Experiment[Any],
-    points: Points | Searcher,
+    points: Points | Searcher | Search,
     options: SweepOptions,
     clock: Clock | None = None,
     saved: SavedSearch = SavedSearch(),  # noqa: B008  # immutable
@@ -222,15 +231,16 @@ def plan_sweep(
     config lacks a field of ``points``, devices are not available, or no member can be run.
     """
     load, clock = load or Loader(), clock or Clock()
-    search = Search(points) if isinstance(points, Searcher) else None
+    found = Search(points) if isinstance(points, Searcher) else points
+    search = found if isinstance(found, Search) else None
     points = checked_points(experiment, points, options)
     if search is not None:
         plan = SweepPlan(experiment, points, search, options, [], [], (), load, clock, saved)
         with clock.span("load", "loading the data and grouping the members"):
-            search.replay(saved.events)
-            if not search.points:
+            search.restore(saved)
+            if not search.numbers:
                 search.ask(plan.num_lanes, ())
-            if not search.points:
+            if not search.numbers:
                 raise ConfigError(f"the searcher {search.searcher.name} proposes no member.")
             plan.add()
         if not plan.groups:
@@ -294,13 +304,15 @@ def search_window(num_steps: int, first: float, options: SweepOptions) -> int:
     return found
 
 
-def checked_points(experiment: Experiment[Any], points: Points | Searcher, options: SweepOptions) -> Points:
+def checked_points(experiment: Experiment[Any], points: Points | Searcher | Search, options: SweepOptions) -> Points:
     """The points of all members, checked against the options; of a search none. Nothing is built or read."""
+    if isinstance(points, Search):  # that other processes share
+        points = Points((), points.searcher.scales)
     if isinstance(points, Searcher):
-        if options.shard is not None or options.executor == "ray":
+        if options.shard is not None:
             raise ConfigError(
-                "a searcher compares all members, so it needs them in one process: leave shard and executor at their "
-                "defaults."
+                "a searcher compares all members, and shards that are started apart share none: leave shard at its "
+                "default, or choose executor='ray', whose workers share one."
             )
         points = Points((), points.scales)
     if not isinstance(points, Points):

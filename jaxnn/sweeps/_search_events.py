@@ -5,9 +5,11 @@ import json
 import math
 import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxnn._json import jsonable
+from jaxnn._disk import write_bytes
+from jaxnn._json import json_line, jsonable
 from jaxnn.record import RecordReader
 from jaxnn.search import Drop, Fork, Promote, Propose, Reached, Searcher
 from jaxnn.types import ConfigError, JaxnnError, RecordError, error_line
@@ -32,6 +34,8 @@ class Search:
     state: Any = None
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     points: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)  # of each member that was proposed
+    numbers: list[int] = dataclasses.field(default_factory=list)  # the members that this process trains
+    lanes: int | None = None  # in this process; None: as the options say
     over: bool = False  # whether it has nothing more to propose
     ended: bool = False  # whether it is neither asked nor told any more, since its budget is used up
 
@@ -39,16 +43,20 @@ class Search:
         self.searcher.check()
         self.state = self._called("init")
 
-    def ask(self, count: int, paused: Collection[int]) -> list[Any]:
-        """Asks for at most ``count`` members to train; ConfigError if it proposes what it may not."""
+    def ask(self, count: int, paused: Collection[int], shard: str | None = None) -> list[Any]:
+        """Asks for at most ``count`` members to train; ConfigError if it proposes what it may not.
+
+        New members are of a ``shard`` if there are several, and copies of the shard of their donor.
+        """
         if self.ended:
             return []
         self.state, proposals = self._called("ask", self.state, count)
         proposals = self.searcher.check_proposals(proposals, count, paused)
-        event = {"ask": count, "proposals": list(map(_as_json, proposals))}
+        event = {"ask": count, "proposals": list(map(_as_json, proposals))} | ({"shard": shard} if shard else {})
         if proposals or self.events[-1:] != [event]:  # a search that was over is asked once more when it is resumed
             self.events.append(event)
         self.points += [one.point for one in proposals if isinstance(one, Propose | Fork)]
+        self.numbers += range(len(self.numbers), len(self.points))
         return proposals
 
     def tell(self, reports: Sequence[Reached]) -> list[Any]:
@@ -83,6 +91,14 @@ class Search:
                 f"{place.filename}:{place.lineno}."
             ) from error
 
+    def waits(self) -> bool:
+        """Waits a moment for other processes; returns whether they may yet give this one something to train."""
+        return False
+
+    def restore(self, saved: SavedSearch) -> None:
+        """Continues from a checkpoint: with the members that were known then."""
+        self.replay(saved.events)
+
     def replay(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Asks and tells the same again; ConfigError if the searcher answers otherwise."""
         for number, event in enumerate(events):
@@ -91,7 +107,7 @@ class Search:
             if "end" in event:
                 self.end()
             elif "ask" in event:
-                self.ask(event["ask"], range(len(self.points)))
+                self.ask(event["ask"], range(len(self.points)), event.get("shard"))
             else:
                 told = [(member, share, float(value), over) for member, share, value, over in event["tell"]]
                 known = (member < len(self.points) and share in self.searcher.shares for member, share, _, _ in told)
@@ -106,9 +122,24 @@ class Search:
                     f"line {number + 2} of its {FILE} on: a searcher must be a function of its state alone."
                 )
 
+    def write(self, path: Path) -> None:
+        """Writes the events of this process to the record in ``path``."""
+        write_bytes(path / FILE, "".join(map(json_line, [self.header(), *self.events])).encode())
+
     def header(self) -> dict[str, Any]:
         """The first line of the file: what identifies the searcher."""
         return _as_read({"searcher": self.searcher.description})
+
+
+def recorded_events(path: Any, search: Search) -> list[dict[str, Any]]:
+    """The events in ``search.jsonl`` of the sweep in ``path``; ConfigError if ``search`` has another searcher."""
+    described, events = read_events(path)
+    if search.header()["searcher"] != described:
+        raise ConfigError(
+            f"the searcher of the sweep in {path} is not this one ({described.get('name')} with other settings): "
+            f"--resume {path} without points continues with what it has; or start a new sweep."
+        )
+    return events
 
 
 def read_events(path: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -131,7 +162,8 @@ def _is_event(event: Mapping[str, Any]) -> bool:
     if "end" in event:
         return event == {"end": "budget"}
     if "ask" in event:
-        return type(event["ask"]) is int and isinstance(event.get("proposals"), list)
+        typed = type(event["ask"]) is int and isinstance(event.get("shard", ""), str)
+        return typed and isinstance(event.get("proposals"), list)
 
     def is_report(told: Any) -> bool:
         if not (isinstance(told, list) and len(told) == 4):

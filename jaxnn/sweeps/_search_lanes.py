@@ -109,7 +109,7 @@ class SearchLanes(SweepRun):
             queue = self.queues[group.number]
             if queue and (lanes := self._lanes_of(group)) is not None:
                 self.queues[group.number] = queue[lanes.num_free :]
-                self._enter(group, lanes, [self.plan.members[number] for number in queue[: lanes.num_free]])
+                self._enter(group, lanes, [self.plan.member(number) for number in queue[: lanes.num_free]])
         return [group for group in self.plan.groups if group.number in self.lanes]
 
     def _enter(
@@ -260,7 +260,7 @@ class SearchLanes(SweepRun):
             return
 
         def order(number: int) -> tuple[bool, int, float]:
-            member = self.plan.members[number]
+            member = self.plan.member(number)
             value = member.latest(self.monitored)
             rank = value_to_rank(value, higher_is_better=self.higher_is_better)
             return member.status == PAUSED, self.reached.get(number, 0), -rank
@@ -269,7 +269,7 @@ class SearchLanes(SweepRun):
         self._shelf_bytes = sum(sizes.values())
         droppable = (PRUNED,) if self.search.searcher.copies else (PRUNED, PAUSED)
         for number in sorted(sizes, key=order):
-            if self._shelf_bytes > most and self.plan.members[number].status in droppable:
+            if self._shelf_bytes > most and self.plan.member(number).status in droppable:
                 del self.shelf[number]
                 self._shelf_bytes -= sizes[number]
 

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxnn._disk import write_bytes
-from jaxnn._json import elapsed_of, json_line, reports_by_member
+from jaxnn._json import elapsed_of, reports_by_member
 from jaxnn.engine import RUNNING, HostStates, Lanes, Trainer
 from jaxnn.search import Drop, Fork, Promote, Propose, Reached
 from jaxnn.sweeps._groups import Group, PlannedMember
@@ -59,7 +58,8 @@ class SearchRun(SearchLanes):
             asked = self._ask()
             running = [(group, self.lanes[group.number]) for group in self._filled() if self.lanes[group.number].rows]
             if not running:
-                self.search.over = not asked and all(map(self._is_told, self.plan.members))
+                told = all(map(self._is_told, self.plan.members))
+                self.search.over = not asked and told and not self.search.waits()
                 if self.search.over:
                     break
                 continue
@@ -93,7 +93,7 @@ class SearchRun(SearchLanes):
             for member in self.plan.members
             if member.status not in (*LOST, PRUNED) and (value := member.latest(self.monitored)) is not None
         }
-        return self.plan.members[min(values, key=values.__getitem__)] if values else None
+        return self.plan.member(min(values, key=values.__getitem__)) if values else None
 
     def _is_time_to_end(self) -> bool:
         """Whether the budget leaves time for no more than that the best member is trained to its end."""
@@ -120,7 +120,9 @@ class SearchRun(SearchLanes):
 
     def _ask(self) -> bool:
         """Asks the searcher who is to train; returns whether it said anything."""
-        plan, paused = self.plan, [member.number for member in self.plan.members if member.status == PAUSED]
+        plan, shares = self.plan, self.search.searcher.shares
+        held = [member.number for member in plan.members if member.status == PAUSED]
+        paused = {number: shares[self.reached[number] - 1] for number in held}
         with plan.clock.span("search"):
             proposals = self.search.ask(plan.num_lanes - len(self.in_training), paused)
             new = iter(planned := plan.add())
@@ -131,13 +133,13 @@ class SearchRun(SearchLanes):
                 case Propose():
                     self._enqueue(next(new))
                 case Promote(number):
-                    self._enqueue(plan.members[number])
+                    self._enqueue(plan.member(number))
                 case Fork(donor, _):
                     member = next(new)
                     self._check_fork(donor, member)
                     self._enqueue(member, self._state_of(donor))
                 case Drop(number):
-                    self._end(plan.members[number], PRUNED)
+                    self._end(plan.member(number), PRUNED)
         # Those that are not promoted at once leave their lanes.
         for number, lanes in self.lanes.items():
             members = plan.groups[number].members
@@ -151,7 +153,7 @@ class SearchRun(SearchLanes):
         with self.plan.clock.span("search"):
             verdicts = self.search.tell(reports)
         for report, verdict in zip(reports, verdicts, strict=True):
-            member = self.plan.members[report.member]
+            member = self.plan.member(report.member)
             if report.over:
                 group, row = self.places.get(member.number, (None, 0))
                 if group is not None and member.status != "failed":
@@ -200,9 +202,11 @@ class SearchRun(SearchLanes):
         reports = reports_by_member(lines)
         for status, numbers in about["by_status"].items():
             for number in numbers:
-                plan.members[number].status, plan.members[number].lines = status, reports[number]
+                plan.member(number).status, plan.member(number).lines = status, reports[number]
                 if status == WAITING:  # in the order in which they wait
                     self.queues[self.places[number][0].number].append(number)
+                if status == PAUSED:  # also one whose state was dropped
+                    self._inherit(plan.member(number), plan.member(number).step)
         for event in self.search.events:
             for number, share, _, over in event.get("tell", ()):
                 self.told |= {number} if over else set()
@@ -229,9 +233,9 @@ class SearchRun(SearchLanes):
             for index, number in enumerate(about["members"][name]):
                 row: HostStates = jax.tree.map(lambda leaf, at=index: np.array(leaf[at : at + 1]), host)
                 self.shelf[number] = row
-                self._inherit(plan.members[number], int(row.states.step[0]))
+                self._inherit(plan.member(number), int(row.states.step[0]))
             in_lanes = {lane: number for lane, number in enumerate(about["lanes"].get(name, ())) if number >= 0}
-            members = [plan.members[number] for number in in_lanes.values()]
+            members = [plan.member(number) for number in in_lanes.values()]
             paused = [member for member in members if member.status == PAUSED]
             self._enter(plan.groups[int(name)], self.lanes[int(name)], members, [*in_lanes])
             for member in paused:  # they may be promoted at once
@@ -239,7 +243,7 @@ class SearchRun(SearchLanes):
 
     def _check_saved(self, about: Mapping[str, Any]) -> None:
         """Raises RecordError unless what a checkpoint says of its members fits those that were proposed."""
-        members, groups = range(len(self.plan.members)), {f"{group.number}" for group in self.plan.groups}
+        members, groups = {*self.search.numbers}, {f"{group.number}" for group in self.plan.groups}
         lists = [*about["members"].values(), *about["by_status"].values()]
         lists += [[number for number in lanes if number >= 0] for lanes in about["lanes"].values()]
         known = all(number in members for numbers in lists for number in numbers)
@@ -255,8 +259,7 @@ class SearchRun(SearchLanes):
 
     def _write_events(self) -> None:
         if self.record.directory is not None:
-            lines = [self.search.header(), *self.search.events]
-            write_bytes(self._path / FILE, "".join(map(json_line, lines)).encode())
+            self.search.write(self._path)
 
     def _set_facts(self) -> None:
         plan = self.plan

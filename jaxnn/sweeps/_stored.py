@@ -31,7 +31,8 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     records = record.RecordReader(path).parts()
     _check_agreement(records)
     parts = [part.facts for part in records]
-    facts, members, lines = parts[0], dict[int, Member](), list[dict[str, Any]]()
+    facts = max(parts, key=lambda part: len(part["points"]))
+    members, lines = dict[int, Member](), list[dict[str, Any]]()
     for index, point in enumerate(facts["points"] if records[0].path != path else ()):
         config = {name: with_tuples(point.get(name, value)) for name, value in facts["config"].items()}
         members[index] = Member(index, read_point(point, facts), config, "waiting", 0, {}, {})
@@ -47,7 +48,8 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     if ended := [part["summary"] for part in parts if part.get("summary")]:
         summary = {name: sum(one.get(name, 0) for one in ended) for name in ("member_steps", "num_compilations")}
         summary["seconds"] = dict(sum((Counter(one.get("seconds")) for one in ended), Counter()))
-        summary |= {name: ended[0][name] for name in ("lanes_in_use",) if name in ended[0]}  # a search has no shards
+        used = [one["lanes_in_use"] for one in ended if "lanes_in_use" in one]  # in a search
+        summary |= {"lanes_in_use": sum(used) / len(used)} if used else {}
         training = summary["seconds"].get("train")
         summary["member_steps_per_second"] = summary["member_steps"] / training if training else None
     return Sweep(
@@ -72,7 +74,9 @@ def _check_agreement(shards: Sequence[record.RecordReader]) -> None:
     """Raises RecordError unless the ``shards`` are of one sweep, trained by the same rules."""
 
     def rules(facts: Mapping[str, Any]) -> dict[str, Any]:
-        sweep = {name: facts[name] for name in ("axes", "points", "monitored")}
+        # Of a search each shard has the points that were proposed until its own last.
+        names = ("monitored",) if facts.get("search") else ("axes", "points", "monitored")
+        sweep = {name: facts[name] for name in names}
         return {**sweep, **facts["config"], **SweepOptions.deciding(facts["options"])}
 
     first = rules(shards[0].facts)

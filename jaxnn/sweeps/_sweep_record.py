@@ -24,7 +24,7 @@ from jaxnn.search import Points, Searcher, rebuilt
 from jaxnn.sweeps import _stored
 from jaxnn.sweeps._members import Member, show_point
 from jaxnn.sweeps._plan import SweepOptions, SweepPlan, parse_shard
-from jaxnn.sweeps._search_events import FILE, SavedSearch, Search, read_events
+from jaxnn.sweeps._search_events import FILE, SavedSearch, Search, read_events, recorded_events
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.types import ConfigError, Experiment, RecordError
 
@@ -134,7 +134,11 @@ def read_before(path: Path) -> dict[str, Any]:
     """The content of ``record.json`` of the sweep in ``path``."""
     reader = record.RecordReader(path)
     if reader.parts() != [reader]:
-        raise RecordError(f"{path} holds the shards of a sweep: resume each of them with --resume {path} --shard I/N.")
+        of_search = (path / FILE).exists()
+        how = (
+            f"it with --resume {path} --executor ray" if of_search else f"each of them with --resume {path} --shard I/N"
+        )
+        raise RecordError(f"{path} holds the shards of a sweep: resume {how}.")
     facts = {"search": None, **reader.facts}
     swept = {axis["name"] for axis in facts["axes"]}
     if any(set(point) - swept for point in facts["points"]):
@@ -167,14 +171,10 @@ def search_stores(path: Path, facts: Mapping[str, Any], keep_last: int = 2) -> d
 
 def saved_search(path: Path | None, before: Mapping[str, Any] | None, searcher: Any) -> SavedSearch:
     """What the search in ``path`` is resumed from; ConfigError if its searcher was another one."""
-    if path is None or before is None or before["search"] is None or not isinstance(searcher, Searcher):
+    if path is None or before is None or before["search"] is None or not isinstance(searcher, Searcher | Search):
         return SavedSearch()
-    described, events = read_events(path)
-    if Search(searcher).header()["searcher"] != described:
-        raise ConfigError(
-            f"the searcher of the sweep in {path} is not this one ({described.get('name')} with other settings): "
-            f"--resume {path} without points continues with what it has; or start a new sweep."
-        )
+    # The events of a search that several processes share are not this one's.
+    events = recorded_events(path, Search(searcher)) if isinstance(searcher, Searcher) else []
     if before["status"] == "finished":
         return SavedSearch(events)
     step, about, damaged = record.Checkpoints.newest_of_all(search_stores(path, before))

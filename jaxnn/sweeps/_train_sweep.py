@@ -17,6 +17,7 @@ from jaxnn.search import Points, Searcher
 from jaxnn.sweeps import _sweep_record
 from jaxnn.sweeps._groups import Group, reason
 from jaxnn.sweeps._plan import SweepOptions, SweepPlan, checked_points, group_rows, plan_sweep, sweep_rows
+from jaxnn.sweeps._search_events import Search
 from jaxnn.sweeps._search_run import SearchRun
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.sweeps._sweep_record import SweepRecord, new_record, new_sweep_dir, origin_of
@@ -26,7 +27,7 @@ from jaxnn.types import ConfigError, Experiment, RecordError, TrainingError
 
 def sweep_here(
     experiment: Experiment[Any],
-    points: Points | Searcher,
+    points: Points | Searcher | Search,
     options: SweepOptions,
     origin: Mapping[str, Any] | None = None,
 ) -> Sweep:

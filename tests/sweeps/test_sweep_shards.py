@@ -1,14 +1,10 @@
 """A sweep in shards, one by one, by Slurm or by workers of Ray: disjoint parts that cover it and read as one."""
 
-import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import types
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +14,9 @@ import pytest
 
 import jaxnn as jn
 from jaxnn._disk import write_json
-from jaxnn.record import Checkpoints, Record, RecordReader
+from jaxnn.record import Record, RecordReader
 from jaxnn.sweeps import SweepOptions, plan_sweep
-from tests import shell, tiny
+from tests import shell, swept, tiny
 from tests.swept import EXPERIMENT, POINTS, indices
 
 LANES: dict[str, Any] = {**tiny.HOW, "vmap_size": 2}
@@ -28,22 +24,6 @@ LANES: dict[str, Any] = {**tiny.HOW, "vmap_size": 2}
 FIVE = jn.grid(learning_rate=[0.1, 0.05], batch_size=[8, 4]) + jn.grid(batch_size=[0], learning_rate=[0.1])
 
 FOUR = jn.grid(learning_rate=[0.1, 0.05, 0.01, 0.02])
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """Ray on this machine with two workers, which can import what a test module defines."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
-    path = os.pathsep.join([str(shell.ROOT), str(shell.ROOT / "tests" / "sweeps")])
-    before = signal.getsignal(signal.SIGTERM)
-    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
-    with warnings.catch_warnings():
-        # Ray forks to execute another program at once, which JAX's threads do not mind.
-        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-        ray.init(address="local", num_cpus=2, runtime_env={"env_vars": {"PYTHONPATH": path}}, **quiet)
-    signal.signal(signal.SIGTERM, before)
-    yield ray
-    ray.shutdown()
 
 
 def by_ray(experiment: jn.Experiment[Any], points: jn.search.Points = FIVE, **options: Any) -> jn.Sweep:
@@ -64,7 +44,7 @@ def test_options_that_workers_cannot_use_and_missing_ray_are_reported(monkeypatc
         with pytest.raises(jn.ConfigError, match="leave record, plan_only, shard and devices at their defaults"):
             by_ray(tiny.experiment(), **options)
     with pytest.raises(jn.ConfigError, match="a searcher compares all members"):
-        jn.sweep(tiny.experiment(), jn.search.halving(FIVE), executor="ray")
+        jn.sweep(tiny.experiment(), jn.search.halving(FIVE), shard="1/2", run_dir=tmp_path / "swept")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(jn.ConfigError, match=r"needs ray, which is not installed: pip install \"jaxnn\[ray\]\"\.$"):
         by_ray(tiny.experiment(), run_dir=tmp_path / "swept")
@@ -113,30 +93,10 @@ def test_workers_train_what_one_process_does(cluster, tmp_path, capsys):
     np.testing.assert_allclose(found.run(3).evaluate()["loss"], found.members[3].final["test_loss"], rtol=1e-5)
 
 
-def killed_once(plain: jn.Experiment[Any], folder: Path) -> jn.Experiment[Any]:
-    """``plain``, of which the first process that trains is killed at its third save, when its first is complete."""
-
-    def data(config: Any) -> jn.Splits:
-        # Planning loads the data first, in a process that trains nothing. One process creates the file.
-        with contextlib.suppress(FileExistsError, FileNotFoundError):
-            (folder / "swept" / "mortal").touch(exist_ok=False)
-            save, steps = Checkpoints.save, iter(range(2))
-
-            def save_or_end(checkpoints: Checkpoints, *arguments: Any) -> None:
-                if next(steps, None) is None:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                save(checkpoints, *arguments)
-
-            Checkpoints.save = save_or_end  # type: ignore[method-assign]
-        return tiny.splits()
-
-    return jn.Experiment(plain.config, data, plain.task, plain.optimizer)
-
-
 @pytest.mark.slow
 def test_killed_worker_is_replaced_and_its_shard_continues(cluster, tmp_path):
     plain, how = tiny.experiment(num_steps=2_000), {"eval_every": 100, "checkpoint_every": 100}
-    found = by_ray(killed_once(plain, tmp_path), FOUR, run_dir=tmp_path / "swept", **how)
+    found = by_ray(swept.killed_once(plain, tmp_path), FOUR, run_dir=tmp_path / "swept", **how)
     assert (tmp_path / "swept" / "mortal").exists()
     assert_equal(found, jn.sweep(plain, FOUR, record=False, **{**LANES, **how}))
     shards = (tmp_path / "swept" / "shards").iterdir()
