@@ -119,7 +119,7 @@ def run() -> jn.Run:
 @functools.cache
 def swept() -> jn.Sweep:
     points = jn.grid(learning_rate=[0.1, 0.2], seed=[0, 1])
-    how = {"record": False, "progress": "none", "steps_per_call": 5, "vmap_size": 4, "devices": 1}
+    how: Any = {"record": False, "progress": "none", "steps_per_call": 5, "vmap_size": 4, "devices": 1}
     return jn.sweep(experiment(), points, eval_every=5, **how)
 
 
