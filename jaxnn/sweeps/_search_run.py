@@ -98,13 +98,19 @@ class SearchRun(SearchLanes):
     def _is_time_to_end(self) -> bool:
         """Whether the budget leaves time for no more than that the best member is trained to its end."""
         options = self.plan.options
-        if options.budget is None or self.search.ended or (leader := self._leader()) is None:
+
+        def is_short_for(left: int, num_steps: int) -> bool:
+            # With the window that would be trained before the next look.
+            windows = 1 + -(-left // search_window(num_steps, self.search.searcher.shares[0], options))
+            return self.elapsed + windows * self._chunk_seconds > options.budget_seconds
+
+        lengths = [group.members[0].experiment.config.num_steps for group in self.plan.groups]
+        if self.search.ended or not any(is_short_for(length, length) for length in lengths):
+            return False
+        if (leader := self._leader()) is None:
             return False
         num_steps = leader.experiment.config.num_steps
-        left = num_steps - leader.step if leader.status not in COMPLETE else 0
-        # And the window that would be trained before the next look.
-        windows = 1 + -(-left // search_window(num_steps, self.search.searcher.shares[0], options))
-        return self.elapsed + windows * self._chunk_seconds > options.budget_seconds
+        return is_short_for(0 if leader.status in COMPLETE else num_steps - leader.step, num_steps)
 
     def _end_in_time(self) -> None:
         """Ends all members but the best; its searcher is not asked any more."""
