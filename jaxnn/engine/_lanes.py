@@ -126,7 +126,7 @@ class Lanes(MemberBlock):
 
     def _change_kept(self, change: Callable[[PyTree, Array], PyTree], places: Array) -> None:
         """Applies a ``change`` of lanes to what was kept of the members in them, on the devices where it is."""
-        for split, kept in self.kept.items():
+        for split, kept in self.kept.items() if self.trainer.programs.task.evaluate_again is not None else ():
             shardings = jax.tree.map(lambda leaf: leaf.sharding, kept)
             self.kept[split] = jax.device_put(change(kept, places), shardings)
 
