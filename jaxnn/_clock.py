@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,8 @@ class Clock:
     Time outside every span is ``other``. One thread opens spans; any thread may read ``current``, which is replaced
     as one value. ``now`` returns the time in seconds and never decreases.
     """
+
+    head_start: ClassVar[float] = 0.0  # seconds of a script's process before all clocks, which budgets count
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import jax
 
+from jaxnn._clock import Clock
 from jaxnn._signals import RESUMABLE, interruptible, leave
 from jaxnn._text import drop_output, flush_output, is_of_output, say_error
-from jaxnn.engine import RunOptions
 from jaxnn.observe import cpu_count
 from jaxnn.parallel import Place, joined
 from jaxnn.types import ConfigError, JaxnnError, LostError, TrainingError, check_int, printable
@@ -138,16 +138,11 @@ def processes(options: ClusterOptions, device: str | None = None) -> Iterator[No
         yield
 
 
-def since_start[Options: RunOptions](options: Options) -> Options:
-    """The options with the budget that is left of one that counts from the start of this process."""
-    if options.budget is None or options.resume is not None:
-        return options
-    try:
+def count_from_start() -> None:
+    """Lets budgets count from the start of this process."""
+    with contextlib.suppress(OSError, AttributeError):  # a system without these; imports take about a second
         started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-        passed = time.clock_gettime(time.CLOCK_BOOTTIME) - started
-    except (OSError, AttributeError):  # a system without these; imports take about a second
-        return options
-    return dataclasses.replace(options, budget=f"{max(0.1, options.budget_seconds - passed):.1f} s")
+        Clock.head_start = time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
 def check_alone(arguments: Sequence[str], command: str) -> None:

@@ -11,6 +11,7 @@ import itertools
 import re
 import sys
 import typing
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -91,6 +92,7 @@ def main(
     if argv is None:
         # Imports leave over 100,000 objects: the garbage collector would walk them again and again, and at the end.
         gc.freeze()
+        _process.count_from_start()
     arguments = list(sys.argv[1:] if argv is None else argv)
     resumed = None if (directory := given(arguments, "--resume")) is None else Path(directory)
     with _process.exit_on_user_error(resumed, owns_process=argv is None):
@@ -112,7 +114,7 @@ def main(
             _process.check_alone(arguments, command)
         _process.enable_compile_cache()
         if command == "sweep":
-            return _sweep(experiment, arguments, points, options, owns_process=argv is None)
+            return _sweep(experiment, arguments, points, options)
         if command == "evaluate":
             from jaxnn.cli._evaluate import evaluate
 
@@ -136,9 +138,11 @@ def main(
                 answer: StepPlan | Advice = call(dataclasses.replace(experiment, config=config), given_options)
             print(answer)
             return answer
+        for field in dataclasses.fields(Design):
+            if (flag := f"--{field.name}") in (word.partition("=")[0] for word in arguments):
+                raise ConfigError(f"{flag} is a flag of sweep: write that word first, as in `sweep {flag} …`.")
         config, options, cluster = parse_run(experiment, arguments, options, about=_ABOUT_RUN)
         with _process.processes(cluster, options.device):
-            options = _process.since_start(options) if argv is None else options
             run = fit(dataclasses.replace(experiment, config=config), options)
     if run.summary.status == "interrupted":
         raise SystemExit(RESUMABLE if run.resumable else INTERRUPTED)
@@ -174,8 +178,6 @@ def _sweep(
     arguments: Sequence[str],
     script: Points | Searcher | Mapping[str, Mapping[str, Any] | Points] | None,
     defaults: RunOptions | None,
-    *,
-    owns_process: bool,
 ) -> Sweep:
     """Sweeps the points of the flags, or those of the ``script`` with the values that the flags replace."""
     from jaxnn import search
@@ -206,7 +208,6 @@ def _sweep(
             swept = {name: words for name, words in values.items() if name in many or name in points.scales}
             points = points.override(swept) if swept else points
         experiment = dataclasses.replace(experiment, config=with_fields(experiment.config, single))
-        options = _process.since_start(options) if owns_process else options
         points = design.searched(points, options.budget)
         if (
             options.budget is not None
@@ -264,6 +265,9 @@ def parse_sweep(
 
     from jaxnn.sweeps import SweepOptions
 
+    words = Counter(word.partition("=")[0] for word in arguments if word.startswith("--"))
+    if twice := [flag for flag, count in words.items() if count > 1]:
+        raise ConfigError(f"{twice[0]} is given twice: give it once, with all its values.")
     options, objects = _script_options(SweepOptions, defaults, arguments)
     flags = _flag_fields(arguments, experiment.config, Design, SweepOptions)
     kinds = {flag: typing.get_type_hints(type(owner))[flag] for flag, (_, owner) in flags.items()}
@@ -288,8 +292,8 @@ def parse_sweep(
             raise ConfigError(f"{written} has no value: give one or more after it.")
     named = {flag: name for flag, (name, _) in flags.items()}
     space = form.design.axes(named, lambda flag, word: _value(flag, kinds[flag], word))
-    if twice := [name for name in space if name in values]:
-        raise ConfigError(f"{twice[0]} has values and is drawn from the --space: give one of them.")
+    if both := [name for name in space if name in values]:
+        raise ConfigError(f"{both[0]} has values and is drawn from the --space: give one of them.")
     return values, space, form.design, _with_given(form.run, arguments, objects)
 
 

@@ -55,6 +55,8 @@ class Design:
             if not given:
                 raise ConfigError(f"--space {word!r} is no FIELD=VALUES of the config: write {flag}={SPACE}.")
             kind, *ends = given.split(":") if given.startswith("log:") else ("", *given.split(":"))
+            if kind and len(ends) != 2:
+                raise ConfigError(f"--space {word!r} has no two numbers: write {flag}={SPACE}.")
             if len(ends) == 1:
                 found[fields[flag]] = search.choice([value(flag, one) for one in given.split(",")])
                 continue

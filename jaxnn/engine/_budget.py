@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -90,7 +91,7 @@ class Budget(NamedTuple):
         ``paces`` are those of the groups of a sweep. ConfigError if there is no time for any.
         """
         budget = options.budget_seconds
-        spent = sum(clock.seconds.values())
+        spent = Clock.head_start + sum(clock.seconds.values())
         opening, step = sum(pace.opening for pace in paces), sum(pace.step for pace in paces)
         evaluation = sum(pace.evaluation for pace in paces)
         # Calls of as many steps as were measured, or of a half, a quarter, … of them, fill the windows.
@@ -127,8 +128,9 @@ class Budget(NamedTuple):
         num_steps, steps_per_call = broadcast_from_primary(find)
         if num_steps == 0:
             raise ConfigError(
-                f"budget is {options.budget}, and {unit} steps take {seconds(unit):.1f} s, with what comes before and "
-                "an evaluation: give more, or set num_steps."
+                f"budget is {options.budget}, {spent:.1f} s have passed, and to compile for the steps that are left, "
+                f"train {unit} of them, evaluate and save takes {seconds(unit) - spent:.1f} s: give "
+                f"{math.ceil(seconds(unit))} s or more, or set num_steps."
             )
         note = f"{options.budget}: {num_steps:,} steps, by {format_rate(1 / step)} steps/s in a trial"
         return cls(num_steps, steps_per_call, note)

@@ -110,7 +110,9 @@ class RecordReader:
         path = self.path
         check_name(path)
         if self.shards or self.facts["points"]:
-            raise RecordError(f"{path} holds a sweep, not a run: name one of its members, by member=0 or --member 0.")
+            raise RecordError(
+                f"{path} holds a sweep, not a run: use jn.open_sweep, or name a member, by member=0 or --member 0."
+            )
         if [group["members"] for group in self.facts["groups"]] != [[0]]:
             raise RecordError(f"{path / RECORD_FILE} has other members than a run: the record is damaged.")
         self.check_trained(self.facts["groups"][0])

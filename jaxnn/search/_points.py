@@ -116,7 +116,8 @@ class Points:
         for name, given in points.items():
             if not isinstance(given, Mapping | Points):
                 raise ConfigError(
-                    f"the point {name!r} is {given!r:.60}: give its fields as a dict, or points as of jn.grid."
+                    f"the point {name!r} is {given!r:.60}: give its fields as a dict, or points as of jn.grid; a space "
+                    "is searched as in jn.search.asha(space, num=64)."
                 )
             rows += [{cls.NAME: str(name), **point} for point in (given if isinstance(given, Points) else [given])]
 

@@ -34,6 +34,7 @@ class BackTest:
     metric: str
     spent: Mapping[str, np.ndarray]  # by searcher, the share of the sweep's steps ``[orders]``
     regret: Mapping[str, np.ndarray]  # by searcher, how much worse than the best its best is ``[orders]``
+    tested: str  # on how many members, in how many lanes
 
     def table(self) -> Table:
         """Returns a row per searcher, means with their 95 % intervals."""
@@ -44,7 +45,7 @@ class BackTest:
             ends = "" if math.isnan(spent.low) else f" ({spent.low:.1f} to {spent.high:.1f})"
             rows.append([name, f"{spent.mean:.1f} %{ends}", kept, str(spread_of(regret))])
         orders = len(next(iter(self.spent.values())))
-        note = f"{orders} random orders of the members that finished or diverged; means ± deviations (95 % intervals)"
+        note = f"{orders} random orders of {self.tested}; means ± deviations (95 % intervals)"
         return Table(["searcher", "steps spent", "found the best", f"regret in {self.metric}"], rows, [note])
 
     def __repr__(self) -> str:
@@ -84,6 +85,12 @@ def backtest(
     total = sum(member.step for member in members)
     scales = {axis.name: axis.scale for axis in sweep.axes}
     searchers = SEARCHERS if searchers is None else searchers
+    if not isinstance(searchers, Mapping) or not all(callable(make) for make in searchers.values()):
+        raise ConfigError(
+            f"a back-test needs functions from points to a searcher, by name, not {searchers!r:.60}: give "
+            '{"asha": jn.search.asha}.'
+        )
+    lanes = lanes or min(DEFAULT_LANES, len(points))
     spent: dict[str, list[float]] = {name: [] for name in searchers}
     regret: dict[str, list[float]] = {name: [] for name in searchers}
     rng = np.random.default_rng(key)
@@ -99,11 +106,12 @@ def backtest(
                     f"{name} compares members after step {ends[0] * num_steps:.0f}, and the sweep has no {metric} "
                     f"before step {first:.0f}: the back-test flatters it. Record a sweep with a smaller eval_every."
                 )
-            found_by = simulate(searcher, curve, lanes=lanes or min(DEFAULT_LANES, len(points)), ends=ends)
+            found_by = simulate(searcher, curve, lanes=lanes, ends=ends)
             spent[name].append(found_by.cost * num_steps / total)
             regret[name].append(found_by.best().value - best)
-    arrays = ({name: np.array(values) for name, values in each.items()} for each in (spent, regret))
-    return BackTest(metric, *arrays)
+    shares, regrets = ({name: np.array(values) for name, values in each.items()} for each in (spent, regret))
+    tested = f"{len(points)} of {len(sweep.members)} members, which finished or diverged, in {lanes} lanes"
+    return BackTest(metric, shares, regrets, tested)
 
 
 def _curves(sweep: Sweep, metric: str, sign: float) -> dict[str, tuple[np.ndarray, np.ndarray]]:

@@ -85,7 +85,10 @@ class Confirmation:
         if found.verdict != "not separable":
             return f"{found.verdict}, {found.difference:+.3g} ({low:+.3g} to {high:+.3g})"
         more = f", about {found.seeds_needed} seeds needed" if found.seeds_needed is not None else ""
-        return f"not separable, {found.difference:+.3g}{more}"
+        if (direction := self.sweep.direction(self.metric)) is None:
+            return f"not separable, {found.difference:+.3g}{more}"
+        word = "better" if (found.difference > 0) == (direction == "max") else "worse"
+        return f"not separable, {word} by {abs(found.difference):.3g}{more}"
 
     def __repr__(self) -> str:
         return repr(self.table())

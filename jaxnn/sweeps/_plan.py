@@ -245,6 +245,11 @@ def plan_sweep(
             plan.add()
         if not plan.groups:
             raise ConfigError(f"no member of the search can be run; the first, {'; '.join(map(str, plan.members[:1]))}")
+        if search.searcher.copies and (static := [*plan.groups[0].static]):
+            raise ConfigError(
+                f"the searcher {search.searcher.name} copies states, and another value of {', '.join(static)} is "
+                "another program: search floats that a program can trace, and the seed."
+            )
         plan.warn_of_windows()
         return plan
     with clock.span("load", "loading the data and grouping the members"):

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxnn._clock import Clock
 from jaxnn.engine import RUNNING, HostStates, Lanes, Trainer
 from jaxnn.observe import nbytes
 from jaxnn.search import Reached
@@ -53,7 +54,7 @@ class SearchLanes(SweepRun):
     @property
     def elapsed(self) -> float:
         """Seconds since the search started, without those between an interruption and its resume."""
-        return self._elapsed_before + sum(self.plan.clock.seconds.values())
+        return self._elapsed_before + Clock.head_start + sum(self.plan.clock.seconds.values())
 
     @property
     def in_training(self) -> list[PlannedMember]:

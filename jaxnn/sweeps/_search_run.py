@@ -19,6 +19,7 @@ from jaxnn.sweeps._search_lanes import PAUSED, PRUNED, STOPPED_EARLY, WAITING, S
 from jaxnn.sweeps._sweep_record import search_stores
 from jaxnn.types import RecordError
 
+ENDING, BYTES_PER_SECOND = 1e-3, 2e8  # seconds for each member, and bytes of states saved, once a search is over
 ANY = range(2**31)  # member: also one that was proposed after the checkpoint
 
 
@@ -70,7 +71,7 @@ class SearchRun(SearchLanes):
         for member in self.plan.members if self.search.over else ():
             if member.status == PAUSED:
                 self._end(member, PRUNED)
-        self._save()
+        self._save(ending=True)
 
     def _train_windows(self, running: Sequence[tuple[Group, Lanes]]) -> None:
         """Trains the members in all lanes by a window, and tells the searcher what they reached."""
@@ -98,11 +99,12 @@ class SearchRun(SearchLanes):
     def _is_time_to_end(self) -> bool:
         """Whether the budget leaves time for no more than that the best member is trained to its end."""
         options = self.plan.options
+        ending = ENDING * len(self.plan.members) + self._shelf_bytes / BYTES_PER_SECOND
 
         def is_short_for(left: int, num_steps: int) -> bool:
             # With the window that would be trained before the next look.
             windows = 1 + -(-left // search_window(num_steps, self.search.searcher.shares[0], options))
-            return self.elapsed + windows * self._chunk_seconds > options.budget_seconds
+            return self.elapsed + windows * self._chunk_seconds + ending > options.budget_seconds
 
         lengths = [group.members[0].experiment.config.num_steps for group in self.plan.groups]
         if self.search.ended or not any(is_short_for(length, length) for length in lengths):
@@ -287,13 +289,14 @@ class SearchRun(SearchLanes):
             return self._since_saved >= every
         return every is None and time.perf_counter() - self._saved_at > Trainer.SECONDS_BETWEEN_SAVES
 
-    def _save(self) -> None:
-        """Saves all states, and what the searcher was asked and told."""
+    def _save(self, *, ending: bool = False) -> None:
+        """Saves all states, and what the searcher was asked and told; at the end members are written later, once."""
         if self.record.directory is None:
             return
         self._set_facts()
         self.record.write()
-        self.record.write_members(self.plan)
+        if not ending:
+            self.record.write_members(self.plan)
         self._write_events()
         step = self.member_steps + self._steps_before
         if self.plan.options.checkpoint_every == 0 or step == self.saved_step:

@@ -177,7 +177,7 @@ class Sweep:
         >>> sweep.confirm()  # doctest: +SKIP
         point      learning_rate  by the sweep  5 fresh seeds                         best against it
         best       0.0123         0.0812        0.0914 ± 0.0041 (0.0863 to 0.0965)    –
-        runner-up  0.0207         0.0815        0.0929 ± 0.0052 (0.0864 to 0.0994)    not separable, -0.0015
+        runner-up  0.0207         0.0815        0.0929 ± 0.0052 (0.0864 to 0.0994)    not separable, better by 0.0015
         config     0.001          –             0.1203 ± 0.0030 (0.1166 to 0.1240)    better, -0.0289 (-0.034 to -0.024)
 
         Args:

@@ -39,6 +39,8 @@ def sweep_here(
         before = None
         if options.resume is not None:
             before = _sweep_record.read_before(options.resume)
+            if options.budget is not None and isinstance(points, Points):
+                raise ConfigError("budget chooses num_steps, which a recorded sweep has: leave it out.")
         elif options.run_dir is not None:
             Record.check_vacant(options.run_dir)
         options = _sweep_record.options_of_record(options, before)
@@ -67,6 +69,11 @@ def sweep_here(
             is_over = is_over and (plan.search is not None or all(map(plan.is_over, plan.groups)))
             if before is None:
                 record = new_record(plan, _first_trainer(plan), origin)
+                passed = Clock.head_start + sum(clock.seconds.values())
+                if passed > options.budget_seconds:
+                    raise ConfigError(
+                        f"budget is {options.budget}, and {passed:.1f} s have passed before the first step: give more."
+                    )
             elif is_over:
                 record = SweepRecord(None, before, before)
             else:

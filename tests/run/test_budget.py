@@ -23,7 +23,7 @@ def test_steps_evaluations_and_saves_fill_the_budget():
     twice = Budget.solved(tiny.experiment(), RunOptions(budget="1 min", eval_every=100), [pace, pace], Elapsed())
     # An evaluation takes as long as its steps.
     assert twice.num_steps == pytest.approx(51_000 / 4, rel=0.03)
-    with pytest.raises(jn.ConfigError, match="take 6"):
+    with pytest.raises(jn.ConfigError, match="give 7 s"):
         Budget.solved(tiny.experiment(), RunOptions(budget="6 s"), [pace], Elapsed())
 
 

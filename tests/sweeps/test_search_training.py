@@ -223,7 +223,7 @@ def test_lost_lines_of_a_killed_search_are_reported_and_made_again(tmp_path, cap
 
 def test_values_that_change_the_program_are_refused_or_form_groups():
     space = {**RATE, "batch_size": jn.search.choice([4, 8])}
-    with pytest.raises(jn.ConfigError, match="copies the state of member .* to another batch_size, which is"):
+    with pytest.raises(jn.ConfigError, match="copies states, and another value of batch_size is another program"):
         jn.sweep(LONG, jn.search.pbt(space, 8, key=1, generations=3), record=False, **QUIET)
     with pytest.raises(jn.ConfigError, match="a value of batch_size is a compilation, and max_groups is 1"):
         jn.sweep(LONG, jn.search.asha(space, 8, key=1), record=False, max_groups=1, **QUIET)
