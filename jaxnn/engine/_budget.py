@@ -21,7 +21,7 @@ from jaxnn.types import ConfigError, Experiment
 
 TRIAL_SHARE, SHORTEST, LONGEST = 0.03, 0.5, 10.0  # of a budget, for the trial; and its bounds in seconds
 TRIAL_WINDOW = 0.05  # seconds: in shorter ones much of the time is that of the host at their ends
-EVALUATE_EVERY = 4  # windows of the trial
+EVALUATE_EVERY = 2  # windows of the trial
 FINEST = 0.01  # of a budget, that the windows between which the number of steps is chosen may take
 REPORTS = (50, 10, 5, 1)  # in a run: the number of steps is a multiple of the first of these that is fine enough
 
@@ -44,8 +44,9 @@ class Pace(NamedTuple):
         spent = {name: passed - before.get(name, 0.0) for name, passed in clock.seconds.items()}
         # All else is compiled by now, the data are loaded, and sizes are chosen.
         trains = [one for one in trainer.programs.ledger if one.name.startswith("train")]
-        opening = max((one.compile_seconds + one.saved_seconds for one in trains), default=0.0)
-        opening += sum(passed for name, passed in spent.items() if name not in ("load", "measure", "compile"))
+        opening = max((one.seconds + one.saved_seconds for one in trains), default=0.0)
+        kept = sum(passed for name, passed in spent.items() if name not in ("load", "measure", "compile"))
+        opening += max(0.0, kept - sum(one.trace_seconds + one.lower_seconds for one in trainer.programs.ledger))
         trainer.options = dataclasses.replace(trainer.options, patience=None, stop=None, probes=())
         steps, blocks = trainer.plan.steps_per_call, -(-len(trainer.logs) // trainer.block)
         windows = _trained(trainer, steps, 0.0)
@@ -122,6 +123,8 @@ class Budget(NamedTuple):
                 middle = (low + high) // 2
                 low, high = (middle, high) if seconds(middle * unit) <= budget else (low, middle)
             window = typical_window(plan_of(max(1, low * unit)))
+            if low and budget - seconds(low * unit) > seconds(high * unit) - budget:
+                low = high
             return low * unit, [near_divisor(window, pace.steps_per_call) for pace in paces]
 
         # Clocks differ between processes.
