@@ -107,7 +107,13 @@ def near_divisor(whole: int, about: int) -> int:
     Calls that divide their window need no shorter last call, which is another program; likewise windows.
     """
     about = max(1, min(about, whole))
-    divisors = (n for n in range(-(-about // 2), min(whole, 2 * about) + 1) if whole % n == 0)
+    low, high = -(-about // 2), min(whole, 2 * about)
+    # The larger of two factors is found by the smaller: a hundred million steps have few tenths, and many tens.
+    divisors = (
+        (n for n in range(low, high + 1) if whole % n == 0)
+        if about * about <= whole
+        else (whole // n for n in range(whole // low, -(-whole // high) - 1, -1) if whole % n == 0)
+    )
     return min(divisors, key=lambda n: abs(math.log(n / about)), default=about)
 
 
