@@ -17,13 +17,15 @@ class Clock:
     as one value. ``now`` returns the time in seconds and never decreases.
     """
 
-    head_start: ClassVar[float] = 0.0  # seconds of a script's process before all clocks, which budgets count
+    # When the process of a script started, by ``time.perf_counter``; None: budgets count from the clock's start.
+    process_started: ClassVar[float | None] = None
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now
         # The innermost span, None outside all; its stage, None if it has none; and when it started or resumed.
         self.current: tuple[str | None, str | None, float] = None, None, now()
         self._seconds: dict[str, float] = {}
+        self._started = now()
 
     @contextlib.contextmanager
     def span(self, name: str, stage: str | None = None) -> Iterator[None]:
@@ -40,6 +42,13 @@ class Clock:
         """Seconds by name, up to now; together the wall time since the clock was made."""
         name, _, since = self.current
         return self._seconds | {name or "other": self._seconds.get(name or "other", 0.0) + self.now() - since}
+
+    @property
+    def passed(self) -> float:
+        """Seconds that a budget of time counts: since the process of a script started, else since the clock did."""
+        if Clock.process_started is not None:
+            return time.perf_counter() - Clock.process_started
+        return self.now() - self._started
 
     def _switch(self, name: str | None, stage: str | None) -> None:
         self._seconds, self.current = self.seconds, (name, stage, self.now())

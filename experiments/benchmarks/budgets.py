@@ -1,6 +1,6 @@
 """Budgets of time beside the time that runs take, from command to exit.
 
-Claim     27 of 30 runs of three networks, with budgets from 10 s to 5 min, end within 3 % of their budget
+Claim     none yet: the aim is that 27 of 30 runs of three networks, with budgets from 10 s to 5 min, end within 3 %
 Command   python experiments/benchmarks/budgets.py
 
 On a machine that nothing else uses. Each run is a process of its own, without compiled programs of earlier ones; its

@@ -9,7 +9,7 @@ after each 27th of a run: jaxnn by ASHA over the points of Optuna's TPE, or over
 Hyperband, Ray Tune by ASHA. Optuna has one process with all cores or a process on each, the one that makes more steps
 in a trial of both. Networks have the same kind of initial values, Adam with weight decay, a cosine schedule and
 dropout; every member of a search has its own seed. Times are from the command on, with imports, reading of data and
-compilation, of which jaxnn keeps nothing from an earlier process.
+compilation: jaxnn keeps nothing from an earlier process.
 
 The score of a seed is the lowest validation loss that the peer reports. The peer's time is when it first had it,
 jaxnn's when a member first reports as low a loss, within four times the steps: steps that it makes faster are among
@@ -117,7 +117,7 @@ class Options:
     peers: tuple[str, ...] = ("optuna", "ray")
     """optuna (its quicker arrangement), optuna_1x2, optuna_2x1, ray."""
     searchers: tuple[str, ...] = ("asha_tpe",)
-    """Of jaxnn: asha (random points), asha_tpe (those of Optuna)."""
+    """Of jaxnn: asha (random points), asha_tpe (points of Optuna)."""
     python: str = ".venv-peers/bin/python"
     """Python interpreter with the peers."""
     out: Path = Path("runs/benchmarks")

@@ -17,7 +17,7 @@ from jaxnn._figures import draw_curves
 from jaxnn._json import final_metrics
 from jaxnn._text import any_text, format_bytes, format_split, text_table
 from jaxnn.cli._process import exit_on_user_error
-from jaxnn.cli._script import main, only_compile
+from jaxnn.cli._script import given, main, only_compile
 from jaxnn.observe import describe_devices, known_faults, missing_gpu
 from jaxnn.record import RecordReader
 from jaxnn.run import open_run
@@ -35,7 +35,7 @@ def run_command(argv: Sequence[str] | None = None) -> None:
             # The flags are the script's own.
             main(experiment_of(Path(arguments[1])), ["plan", *arguments[2:]])
             return
-        if argv is None and arguments[:1] == ["plot"] and "--confusion" not in " ".join(arguments):
+        if argv is None and arguments[:1] == ["plot"] and given(arguments, "--confusion") is None:
             jax.config.update("jax_platforms", "cpu")  # importances are computed: a GPU may be busy with the sweep
         calls = {
             function.__name__: _deferred(function) for function in (devices, runs, show, plot, compare, export, plan)

@@ -142,7 +142,7 @@ def count_from_start() -> None:
     """Lets budgets count from the start of this process."""
     with contextlib.suppress(OSError, AttributeError):  # a system without these; imports take about a second
         started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-        Clock.head_start = time.clock_gettime(time.CLOCK_BOOTTIME) - started
+        Clock.process_started = time.perf_counter() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
 
 def check_alone(arguments: Sequence[str], command: str) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from jaxnn.sweeps import Sweep
 
 BOTH_GIVEN = "--budget chooses the number of steps, and --num-steps gives it: leave one of them out."
+_DESIGN = {field.name for field in dataclasses.fields(Design)}
 COMMANDS = ("run", "sweep", "evaluate", "plan", "advise", "summary")
 _ABOUT_RUN = (
     "First words: `sweep` trains many runs together, `evaluate` measures a recorded run, `plan` compiles for a card, "
@@ -138,9 +139,6 @@ def main(
                 answer: StepPlan | Advice = call(dataclasses.replace(experiment, config=config), given_options)
             print(answer)
             return answer
-        for field in dataclasses.fields(Design):
-            if (flag := f"--{field.name}") in (word.partition("=")[0] for word in arguments):
-                raise ConfigError(f"{flag} is a flag of sweep: write that word first, as in `sweep {flag} …`.")
         config, options, cluster = parse_run(experiment, arguments, options, about=_ABOUT_RUN)
         with _process.processes(cluster, options.device):
             run = fit(dataclasses.replace(experiment, config=config), options)
@@ -408,6 +406,8 @@ def _flag_fields(arguments: Sequence[str], config: Any, *options: type) -> dict[
         flag = word.partition("=")[0]
         name = flag.removeprefix("--").replace("-", "_")
         usual = next((target for target in taken | set(flags) if name in USUAL_NAMES.get(target, ())), None)
+        if flag.startswith("--") and name not in taken | set(flags) and name in _DESIGN:
+            raise ConfigError(f"{flag} is a flag of sweep: write that word first, as in `sweep {flag} …`.")
         if flag.startswith("--") and name not in taken | set(flags) and usual is not None:
             steps = " (updates, not epochs)" if "epoch" in name else ""
             raise ConfigError(f"there is no flag {flag}: did you mean --{usual.replace('_', '-')}{steps}?")

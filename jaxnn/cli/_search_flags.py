@@ -76,26 +76,25 @@ class Design:
         """
         from jaxnn import search
 
-        if budget is not None and self.num is None and self.search in ("asha", "optuna") and isinstance(points, dict):
-            return dataclasses.replace(self, num=UNTIL_THE_BUDGET_ENDS).searched(points, budget)
-
         is_space, ways = isinstance(points, dict), {"eta": self.eta} if self.eta is not None else {}
-        if is_space and self.num is None and self.search != "pbt":
+        endless = budget is not None and is_space and self.search in ("asha", "optuna")
+        num = UNTIL_THE_BUDGET_ENDS if endless and self.num is None else self.num
+        if is_space and num is None and self.search != "pbt":
             raise ConfigError("--space draws members: say how many, as in --num 64.")
-        if not is_space and self.num is not None:
+        if not is_space and num is not None:
             raise ConfigError("--num counts draws of a --space, and there is none: leave it out.")
         if self.eta is not None and self.search not in ("halving", "asha"):
             raise ConfigError("--eta is of --search halving or asha: choose one of them, or leave it out.")
         match self.search:
             case "halving" | "asha" | "patience" | "extrapolated":
                 make: Any = getattr(search, self.search)
-                return make(points, num=self.num, key=self.key, **ways)  # type: ignore[no-any-return]
+                return make(points, num=num, key=self.key, **ways)  # type: ignore[no-any-return]
             case None | "random" | "sobol" if is_space:
                 draw = search.sobol if self.search == "sobol" else search.random
-                return draw(self.num or 1, self.key, **points)
+                return draw(num or 1, self.key, **points)
             case "pbt" | "optuna" if is_space:
                 make_from = search.pbt if self.search == "pbt" else search.optuna
-                return make_from(points, self.num or 16, self.key)
+                return make_from(points, num or 16, self.key)
             case None:
                 return points  # type: ignore[no-any-return]
         raise ConfigError(f"--search {self.search} draws from a space: give one, as in --space learning_rate={SPACE}.")

@@ -20,7 +20,7 @@ from jaxnn.record import Checkpoints
 from jaxnn.types import ConfigError, Experiment
 
 TRIAL_SHARE, SHORTEST, LONGEST = 0.03, 0.5, 10.0  # of a budget, for the trial; and its bounds in seconds
-TRIAL_WINDOW = 0.05  # seconds: in shorter ones much of the time is that of the host at their ends
+TRIAL_WINDOW = 0.05  # seconds: in shorter ones the host takes much of the time, at their ends
 EVALUATE_EVERY = 2  # windows of the trial
 FINEST = 0.01  # of a budget, that the windows between which the number of steps is chosen may take
 REPORTS = (50, 10, 5, 1)  # in a run: the number of steps is a multiple of the first of these that is fine enough
@@ -89,10 +89,10 @@ class Budget(NamedTuple):
     def solved(cls, experiment: Experiment[Any], options: RunOptions, paces: Sequence[Pace], clock: Clock) -> Budget:
         """The most steps that the budget of ``options`` has time for, after what ``clock`` counted so far.
 
-        ``paces`` are those of the groups of a sweep. ConfigError if there is no time for any.
+        ``paces`` has one for each group of a sweep. ConfigError if there is no time for any.
         """
         budget = options.budget_seconds
-        spent = Clock.head_start + sum(clock.seconds.values())
+        spent = clock.passed
         opening, step = sum(pace.opening for pace in paces), sum(pace.step for pace in paces)
         evaluation = sum(pace.evaluation for pace in paces)
         # Calls of as many steps as were measured, or of a half, a quarter, … of them, fill the windows.

@@ -34,6 +34,7 @@ these is recorded as ``NAME/KEY``; None is not.
 if TYPE_CHECKING:
     from jaxnn.parallel import Strategy
     from jaxnn.record import MetricWriter
+    from jaxnn.types import Experiment
 
     type StrategyOption = str | Strategy
     type WritersOption = tuple[str | MetricWriter, ...]
@@ -133,7 +134,7 @@ class RunOptions:
                 wanted = f"a text of 1 to {MOST_OF_A_NAME} characters, without slashes"
                 raise ConfigError(f"name is {self.name!r:.60}, and must be {wanted}: it names a folder.")
         check_fields(self)
-        _ = self.budget_seconds
+        _ = self.budget_seconds  # raises if it is no time
         seconds = self.stall_after
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
             raise ConfigError(f"stall_after is {seconds!r}, and must be a number of seconds, 0 or more.")
@@ -166,6 +167,21 @@ class RunOptions:
         if found is None or unit is None or float(found[1]) <= 0:
             raise ConfigError(f'budget is {self.budget!r}, and must be a time such as "90 s", "10 min" or "1.5 h".')
         return float(found[1]) * unit
+
+    def resumed_experiment[Config](
+        self, experiment: Experiment[Config], before: Mapping[str, Any], *, ends_search: bool = False
+    ) -> Experiment[Config]:
+        """The experiment with the number of steps that a budget chose, if one did in the record ``before``.
+
+        ConfigError if another budget is given, unless it ``ends_search``; an explicit None lets the experiment decide.
+        """
+        if self.budget is not None and not ends_search:
+            raise ConfigError(
+                "budget chooses num_steps, which a recorded run or sweep has: leave it out, or set num_steps."
+            )
+        if before["options"].get("budget") is None or "budget" in self.explicit():
+            return experiment
+        return experiment.replace(num_steps=before["config"]["num_steps"])
 
     def explicit(self) -> dict[str, Any]:
         """Returns the options that differ from their defaults, or were given by name as in ``fit(…, keep_last=2)``."""

@@ -147,7 +147,7 @@ class Trial(NamedTuple):
     temporary_bytes: int  # the memory that a call takes and frees again
 
     def is_long(self, num_steps: int) -> bool:
-        """Whether so many steps need no repetition to be measured."""
+        """Whether ``num_steps`` take long enough to be measured without repetition."""
         return self.seconds * num_steps > PROBE_SECONDS
 
     @staticmethod

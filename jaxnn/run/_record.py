@@ -21,7 +21,7 @@ from jaxnn.observe import Compilation, given_up, peak_memory_bytes
 from jaxnn.run._display import Display
 from jaxnn.run._report import Summary
 from jaxnn.run._resume import FIXED, check_checkpoint, continued_options
-from jaxnn.types import ConfigError, Experiment, RecordError, TrainingError
+from jaxnn.types import Experiment, RecordError, TrainingError
 
 
 @dataclasses.dataclass
@@ -68,10 +68,7 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             parallel.broadcast_from_primary(lambda: records.RecordReader(resume).run_facts())
             record = stack.enter_context(records.Record.open(resume, writes=parallel.is_primary()))
             before = parallel.broadcast_from_primary(lambda: records.RecordReader(resume).run_facts())
-            if options.budget is not None:
-                raise ConfigError("budget chooses num_steps, which a recorded run has: leave it out, or set num_steps.")
-            if before["options"].get("budget") is not None and "budget" not in options.explicit():
-                experiment = experiment.replace(num_steps=before["config"]["num_steps"])  # which the budget chose
+            experiment = options.resumed_experiment(experiment, before)
             # A run can be continued for more steps; with anything else changed it would be another experiment.
             check_same_config(before["config"], experiment.config, "run", resume, but="num_steps")
             trains = before["status"] != "finished" or before["config"].get("num_steps") != experiment.config.num_steps

@@ -142,7 +142,7 @@ def _share(fits: np.ndarray) -> Share:
 
 
 def _column(axis: Axis, values: Sequence[object]) -> tuple[np.ndarray, bool]:
-    """The values as numbers, of which trees see the order alone; else the numbers of categories, and True."""
+    """The values as numbers, whose order alone matters to trees; else the numbers of categories, and True."""
     if axis.name != SEED and all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
         most = np.finfo(float).max
         return np.array(values, float).clip(-most, most), False

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxnn._clock import Clock
 from jaxnn.engine import RUNNING, HostStates, Lanes, Trainer
 from jaxnn.observe import nbytes
 from jaxnn.search import Reached
@@ -33,7 +32,7 @@ class SearchLanes(SweepRun):
         self.lanes: dict[int, Lanes] = {}  # by the number of a group
         self.queues = defaultdict[int, list[int]](list)  # of each group, the members that wait for a lane
         self.shelf: dict[int, HostStates] = {}  # a row each, of members that are paused, complete or wait for a lane
-        self._shelf_bytes = 0  # that they take, and those that have left it since this was counted
+        self._shelf_bytes = 0  # that they take
         self.places: dict[int, tuple[Group, int]] = {}  # of each member: its group and its row there
         self.reached: dict[int, int] = {}  # of each member: the number of shares that it has reported
         self.told: set[int] = set()  # the members that failed, as far as the searcher knows
@@ -54,7 +53,7 @@ class SearchLanes(SweepRun):
     @property
     def elapsed(self) -> float:
         """Seconds since the search started, without those between an interruption and its resume."""
-        return self._elapsed_before + Clock.head_start + sum(self.plan.clock.seconds.values())
+        return self._elapsed_before + self.plan.clock.passed
 
     @property
     def in_training(self) -> list[PlannedMember]:
@@ -82,7 +81,7 @@ class SearchLanes(SweepRun):
             member.status = RUNNING
             return
         if state is not None:
-            self.shelf[member.number] = state
+            self._shelve(member.number, state)
             self._inherit(member, int(state.states.step[0]))
         member.status = WAITING
         self.queues[group.number].append(member.number)
@@ -121,7 +120,7 @@ class SearchLanes(SweepRun):
         for few in (ordered[first : first + Lanes.AT_ONCE] for first in range(0, len(ordered), Lanes.AT_ONCE)):
             filled = [*few, *[few[-1]] * (Lanes.AT_ONCE - len(few))]
             values = traced_values([member.experiment for member in filled], group.traced)
-            parts = [self.shelf.pop(member.number) for member in few if member.number in self.shelf]
+            parts = [self._unshelve(member.number) for member in few if member.number in self.shelf]
             if len(parts) < len(few):
                 with self.plan.clock.span("initialise"):
                     fresh = lanes.trainer.programs.fresh(values, Lanes.AT_ONCE)
@@ -154,8 +153,8 @@ class SearchLanes(SweepRun):
         for member in group.members:
             if member.status == PAUSED:
                 member.fail(error)
-            if member.status not in COMPLETE:
-                self.shelf.pop(member.number, None)
+            if member.status not in COMPLETE and member.number in self.shelf:
+                self._unshelve(member.number)
         self.queues[group.number] = []
         self.failed[group.number] = error
         self.lanes.pop(group.number, None)  # a call that failed took their states
@@ -246,10 +245,19 @@ class SearchLanes(SweepRun):
             with self.plan.clock.span("refill"):
                 host = lanes.states(kept)
             for index, row in enumerate(kept):
-                self.shelf[members[row].number] = jax.tree.map(lambda leaf, at=index: leaf[at : at + 1].copy(), host)
-            self._shelf_bytes += nbytes(host)
+                row_state: HostStates = jax.tree.map(lambda leaf, at=index: leaf[at : at + 1].copy(), host)
+                self._shelve(members[row].number, row_state)
             self._make_room()
         lanes.leave(rows)
+
+    def _shelve(self, number: int, state: HostStates) -> None:
+        self.shelf[number] = state
+        self._shelf_bytes += nbytes(state)
+
+    def _unshelve(self, number: int) -> HostStates:
+        state = self.shelf.pop(number)
+        self._shelf_bytes -= nbytes(state)
+        return state
 
     def _make_room(self) -> None:
         """Drops states until they fit the option ``states_mib``: of pruned members, then of paused ones, worst first.
@@ -266,13 +274,10 @@ class SearchLanes(SweepRun):
             rank = value_to_rank(value, higher_is_better=self.higher_is_better)
             return member.status == PAUSED, self.reached.get(number, 0), -rank
 
-        sizes = {number: nbytes(state) for number, state in self.shelf.items()}
-        self._shelf_bytes = sum(sizes.values())
         droppable = (PRUNED,) if self.search.searcher.copies else (PRUNED, PAUSED)
-        for number in sorted(sizes, key=order):
-            if self._shelf_bytes > most and self.plan.member(number).status in droppable:
-                del self.shelf[number]
-                self._shelf_bytes -= sizes[number]
+        for number in sorted((one for one in self.shelf if self.plan.member(one).status in droppable), key=order):
+            if self._shelf_bytes > most:
+                self._unshelve(number)
 
     def _end(self, member: PlannedMember, status: str) -> None:
         """Ends a member; its state is kept while there is room, so that it can be continued as a run."""

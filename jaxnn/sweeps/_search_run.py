@@ -240,7 +240,7 @@ class SearchRun(SearchLanes):
             host = stores[name].read(step, shapes)
             for index, number in enumerate(about["members"][name]):
                 row: HostStates = jax.tree.map(lambda leaf, at=index: np.array(leaf[at : at + 1]), host)
-                self.shelf[number] = row
+                self._shelve(number, row)
                 self._inherit(plan.member(number), int(row.states.step[0]))
             in_lanes = {lane: number for lane, number in enumerate(about["lanes"].get(name, ())) if number >= 0}
             members = [plan.member(number) for number in in_lanes.values()]

@@ -414,7 +414,7 @@ class Sweep:
                 default: `jn.search.halving`, `asha`, `patience` and `extrapolated`.
             metric: by which members are compared; default: the monitored one.
             orders: their number; intervals are over them.
-            lanes: members in training at once; default: those of a search, 64 or all.
+            lanes: members in training at once; default: as a search has, 64 or all.
             key: determines the orders: permutations of ``numpy.random.default_rng(key)``, one after another.
         """
         return backtest(self, searchers, metric, orders, lanes, key)

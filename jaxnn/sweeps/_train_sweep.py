@@ -39,14 +39,11 @@ def sweep_here(
         before = None
         if options.resume is not None:
             before = _sweep_record.read_before(options.resume)
-            if options.budget is not None and isinstance(points, Points):
-                raise ConfigError("budget chooses num_steps, which a recorded sweep has: leave it out.")
+            experiment = options.resumed_experiment(experiment, before, ends_search=not isinstance(points, Points))
         elif options.run_dir is not None:
             Record.check_vacant(options.run_dir)
         options = _sweep_record.options_of_record(options, before)
         writers = around.enter_context(options.opened_writers())
-        if before is not None and options.budget is not None:  # which chose the number of steps
-            experiment = experiment.replace(num_steps=before["config"]["num_steps"])
         checked_points(experiment, points, options)
         if options.record and options.checkpoint_every != 0 and not options.plan_only:
             Checkpoints.preload()
@@ -69,8 +66,7 @@ def sweep_here(
             is_over = is_over and (plan.search is not None or all(map(plan.is_over, plan.groups)))
             if before is None:
                 record = new_record(plan, _first_trainer(plan), origin)
-                passed = Clock.head_start + sum(clock.seconds.values())
-                if passed > options.budget_seconds:
+                if (passed := clock.passed) > options.budget_seconds:
                     raise ConfigError(
                         f"budget is {options.budget}, and {passed:.1f} s have passed before the first step: give more."
                     )

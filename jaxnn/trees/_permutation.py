@@ -55,7 +55,7 @@ def permutation_importances(
         targets: numbers that differ.
         categorical: columns whose values are categories, as integers.
         folds: parts of the rows.
-        repeats: how often the rows are divided anew; there are ``folds * repeats`` fits.
+        repeats: how often the rows are divided; there are ``folds * repeats`` fits.
         key: seed of folds, permutations and boostings.
 
     Raises:

@@ -17,9 +17,8 @@ import numpy as np
 
 import jaxnn as jn
 
-MORE = (
-    3  # members for each that the budget is enough for: as in the peers' searches, the budget ends it, not their number
-)
+# Members for each that the peers' budget is enough for: a number of steps, up to four times theirs, ends the search.
+MORE = 12
 
 
 @dataclasses.dataclass(frozen=True)
