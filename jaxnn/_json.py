@@ -14,7 +14,7 @@ from jaxnn.types import ConfigError
 
 NAMES = ("nan", "inf", "-inf")  # of floats that JSON lacks
 # The keys of a line that are no metrics; those have the name of their split, or of a probe, in front.
-NO_METRICS = ("step", "member", "seconds", "steps_per_second", "examples_per_second", "elapsed")
+NO_METRICS = ("step", "member", "seconds", "steps_per_second", "examples_per_second", "elapsed", "digest")
 
 
 def json_line(content: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from jaxnn._clock import Clock
 from jaxnn._fingerprints import data_fingerprint, program_fingerprint, text_fingerprint
 from jaxnn._text import format_bytes
 from jaxnn.engine import _pure
+from jaxnn.engine._digests import PARTS, WORDS
 from jaxnn.engine._feed import Piece, evaluation_pieces
 from jaxnn.engine._prediction import in_batches, make_predict, metrics_of_outputs
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, Start, find_start, to_host, with_keys
@@ -225,7 +226,9 @@ class Programs:
     def zeros(self, shape: Shape | None) -> Totals:
         """Totals of no steps, on the host."""
         zeros: dict[str, Any] = {name: np.zeros(shape or (), np.float32) for name in self.metrics}
-        return Totals(zeros, zeros, np.full(shape or (), -1, np.int32))
+        digests = np.zeros((*(shape or ()), len(PARTS), WORDS), np.uint32)
+        bad_step, is_last = np.full(shape or (), -1, np.int32), np.zeros(shape or (), np.bool_)
+        return Totals(zeros, zeros, bad_step, is_last, digests)
 
     def abstract(self, shape: Shape | None) -> Any:
         """A state, or a population of ``shape``, without its arrays."""
@@ -399,7 +402,7 @@ class Programs:
                     placed = jax.tree.map(lambda array: array.sharding, examples)
                     jit |= {"in_shardings": (state, totals, placed), "out_shardings": (state, totals)}
                 arguments = self.abstract(shape), self.zeros(shape), examples
-                train = make(self.spec, num_steps)
+                train = _pure.with_digests(make(self.spec, num_steps), shape, self.layout.platform)
                 return observe.Lowered.of(train, f"{program}", cause, *arguments, donate_argnums=0, **jit)
             case _pure.Evaluate(shape, split, part):
                 piece = next(self._pieces_of(split, part)())

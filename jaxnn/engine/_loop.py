@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from jaxnn.data import ArraySource
+from jaxnn.engine._digests import show_digests
 from jaxnn.engine._states import EMPTY, bring_back
 from jaxnn.engine._trainer import RUNNING, Trainer
 from jaxnn.engine._windows import WindowResult, run_windows
@@ -201,7 +202,7 @@ def process(block: MemberBlock, result: WindowResult, *, evaluates: bool) -> Win
         for split, found in means.items() if bad_step < 0 else ():
             derived = derived_metrics(trainer.programs.task, {name: mean[place] for name, mean in found.items()})
             line |= {f"{split}_{name}": value for name, value in derived.items()}
-        lines[row] = line | speed
+        lines[row] = line | speed | {"digest": show_digests(result.digests[place])}
         trainer.logs[row].lines.append(lines[row])
         if trainer.probe is not None and evaluates and result.state is not None and bad_step < 0:
             block.bring_back()

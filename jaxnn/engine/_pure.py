@@ -12,6 +12,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxnn.data import is_augmented
+from jaxnn.engine._digests import state_digests
 from jaxnn.engine._feed import DeviceFeed
 from jaxnn.engine._prediction import make_predict
 from jaxnn.engine._states import MEMBERS, Population, Shape
@@ -282,6 +283,26 @@ def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tupl
 
     specs = population_specs(), PartitionSpec(None, MEMBERS)
     return _on_members(spec.layout.mesh, train, (*specs, PartitionSpec()), specs)
+
+
+def with_digests(
+    train: Callable[..., tuple[Any, Totals]], shape: Shape | None, platform: str
+) -> Callable[..., tuple[Any, Totals]]:
+    """Returns ``train`` that also notes digests ``[*shape, parts, 2]`` of the states at the end of a window."""
+    num_axes = 0 if shape is None else len(shape)
+
+    def noting(state: Any, totals: Totals, examples: Examples) -> tuple[Any, Totals]:
+        is_last, zeros = totals.is_last, totals.digests
+        trained, totals = train(state, totals._replace(is_last=None, digests=None), examples)
+        states = trained if shape is None else trained.members
+        # A condition on a GPU waits for the host; on a CPU a pass through the state costs as much as a short call.
+        if platform == "cpu" and is_last is not None:
+            digests = jax.lax.cond(jnp.all(is_last), lambda: state_digests(states, num_axes), lambda: jnp.asarray(zeros))
+        else:
+            digests = state_digests(states, num_axes)
+        return trained, totals._replace(digests=digests)
+
+    return noting
 
 
 def make_population_evaluate(spec: GroupSpec, source: Source) -> Callable[..., Any]:

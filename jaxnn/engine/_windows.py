@@ -165,6 +165,7 @@ class WindowResult(NamedTuple):
     # The mean of each metric over its steps, named ``train_*``, the loss first; ``[]``, or of a population's shape.
     metrics: dict[str, np.ndarray]
     bad_step: np.ndarray  # the first step whose loss was not finite, or -1; of the same shape
+    digests: np.ndarray  # ``[..., parts, 2]`` uint32, of the state at its end; see `state_digests`
     seconds: float  # from the end of the window before, or from where the loop continued after a pause
     state: Any | None  # the state at its end if nothing is in flight, else None: it is in use by the next window
 
@@ -208,15 +209,16 @@ def run_windows(
 
     def close(window: InFlightWindow, state: Any | None) -> WindowResult:
         nonlocal mark
-        sums, _, bad_step = jax.device_get(window.totals)
+        sums, _, bad_step, _, digests = jax.device_get(window.totals)
         since, mark = mark, window.done_at or time.perf_counter()
         # JAX sorts the keys of a dict; the loss comes first in reports.
         names = sorted(sums, key=lambda name: name != "loss")
         metrics = {f"train_{name}": sums[name] / window.num_steps for name in names}
-        return WindowResult(window.step, window.num_steps, metrics, bad_step, mark - since, state)
+        return WindowResult(window.step, window.num_steps, metrics, bad_step, digests, mark - since, state)
 
     while step < plan.num_steps:
         start, end, totals, num_calls = step, plan.window_end(step), zeros, 0
+        last = {False: zeros.is_last, True: np.ones_like(zeros.is_last)}
         while step < end:
             length = plan.call_length(step)
             with clock.span("data"):
@@ -224,6 +226,7 @@ def run_windows(
             # An idle CPU runs a call within its dispatch: that time must not count for the window before.
             pending = pending and pending.noticed()
             flight.started = step + length
+            totals = totals._replace(is_last=last[step + length == end])
             state, totals = programs[length](state, totals, examples)
             step, num_calls = step + length, num_calls + 1
             flight.dispatched(step, totals.bad_step)

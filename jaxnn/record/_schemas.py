@@ -32,7 +32,7 @@ AMOUNT = Span("a number from 0", 0, MOST, whole=False)
 METRIC = Span("a number", -MOST, MOST, whole=False, names=NAMES)
 
 # What a file holds, as data. A mapping has the fields that are named, and others that are not looked at; `name?` may be
-# absent or null, and `*` are all fields. A list of one kind has any number of it, a tuple one item of each kind, and a
+# absent or null, and `*` are all others. A list of one kind has any number of it, a tuple one item of each kind, and a
 # set has the allowed words.
 DIRECTIONS = {"*": {"min", "max"}}
 DEVICES = {"backend": str, "devices": [{"platform": str, "kind": str}], "versions": dict}
@@ -70,7 +70,7 @@ MEMBER = {
     **{"member": COUNT, "point": dict, "config": dict, "status": str, "step": COUNT, "final": {"*": METRIC}},
     **{"best": {"*": METRIC}, "error?": str},
 }
-LINE = {"step": COUNT, "member": COUNT, "*": METRIC}
+LINE = {"step": COUNT, "member": COUNT, "digest?": str, "*": METRIC}
 # The checkpoint.json of a checkpoint, and the writers.json beside it: by writer and member.
 CHECKPOINT: dict[str, Any] = {"step": COUNT, "metrics": {"*": METRIC}, "log?": {"lines": COUNT, "sha256": str}}
 # Of a search: the number of its events, the members in the rows of each group, in lanes, and by their status.
@@ -101,7 +101,8 @@ def check(value: Any, kind: Any, name: str = "") -> None:
     for key, part in kind.items() if isinstance(kind, dict) else ():
         field = key.removesuffix("?")
         if key == "*":
-            for field in value if not (isinstance(part, Span) and all(map(part.holds, value.values()))) else ():
+            others = {name: value[name] for name in value if name not in kind and f"{name}?" not in kind}
+            for field in others if not (isinstance(part, Span) and all(map(part.holds, others.values()))) else ():
                 check(value[field], part, f"{name}.{field}".lstrip("."))
         elif field in value and not (value[field] is None and key != field):
             check(value[field], part, f"{name}.{field}".lstrip("."))

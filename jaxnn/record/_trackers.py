@@ -102,7 +102,7 @@ class Tracker:
         waiting = self._unsent.get(member, [])
         while waiting:
             step = waiting[0]["step"]
-            values = {name: value for name, value in waiting[0].items() if name not in ("step", "member")}
+            values = {name: value for name, value in waiting[0].items() if name not in ("step", "member", "digest")}
             self._log(self._run(member, step), values, step)
             self._ids[_key(member)]["sent"] = step
             del waiting[0]

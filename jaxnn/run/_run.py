@@ -446,7 +446,7 @@ def _run(
     ranking: tuple[str, bool, Mapping[str, Direction]],
     recorded: record.Recorded | None = None,
 ) -> Run:
-    names = dict.fromkeys(name for line in lines for name in line)
+    names = dict.fromkeys(name for line in lines for name in line if name != "digest")
     metrics = {name: np.array([line.get(name, np.nan) for line in lines]) for name in names}
     experiment: Any = None if trainer is None else trainer.experiment
     # As it is now: if the trainer continues, it has another state.

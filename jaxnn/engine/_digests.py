@@ -1,0 +1,67 @@
+"""Digests of training states: 64 bits for each part, the same on any device and under any sharding."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnn.types import Array, PyTree, TrainState, is_key
+
+PARTS = ("params", "model_state", "opt_state")
+"""The parts of a state that have a digest, in the order of the digests."""
+WORDS = 2  # of 32 bits each, in a digest
+# Odd constants that spread the bits of a product (those of MurmurHash3 and of the golden ratio).
+_PLACE, _FIRST, _SECOND = np.uint32(0x9E3779B1), np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
+
+
+def state_digests(state: TrainState, num_axes: int = 0) -> jax.Array:
+    """Returns the digests ``[*members, parts, 2]`` uint32 of a ``state`` whose first ``num_axes`` are of members.
+
+    A digest is the sum, modulo 2³², of a hash of each number's bits and its place. Integers are added in any order, so
+    that it depends on the bits alone: not on devices, shardings or the order of reductions.
+    """
+    leading = np.shape(state.step)[:num_axes]
+    digests = [_part_digest(getattr(state, part), leading) for part in PARTS]
+    return jnp.stack(digests, axis=-2)
+
+
+def _part_digest(part: PyTree, leading: tuple[int, ...]) -> jax.Array:
+    total = jnp.zeros((*leading, WORDS), jnp.uint32)
+    for number, leaf in enumerate(jax.tree.leaves(part)):
+        words, axes = _words(leaf), tuple(range(len(leading), np.ndim(_words(leaf))))
+        # Not flattened: XLA would gather an array that is sharded along another axis than the first.
+        place = jnp.full(words.shape, np.uint32(number * 0x27D4EB2F % 2**32))
+        for axis in axes:
+            stride = math.prod(words.shape[axis + 1 :]) % 2**32
+            place += jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis) * np.uint32(stride)
+        mixed = (words ^ (place * _PLACE)) * _FIRST
+        first = mixed ^ (mixed >> 15)
+        second = first * _SECOND
+        sums = [jnp.sum(one, axes, dtype=jnp.uint32) for one in (first, second ^ (second >> 13))]
+        total += jnp.stack(sums, axis=-1)
+    return total
+
+
+def _words(leaf: Array) -> jax.Array:
+    """The bits of an array as integers of 32 bits; of larger numbers with another axis."""
+    array = jax.random.key_data(leaf) if is_key(leaf) else jnp.asarray(leaf)  # type: ignore[arg-type]
+    if jnp.iscomplexobj(array):
+        array = jnp.stack([array.real, array.imag], axis=-1)
+    if array.dtype.itemsize >= 4 and array.dtype != jnp.uint32:
+        return jax.lax.bitcast_convert_type(array, jnp.uint32)
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        array = jax.lax.bitcast_convert_type(array, jnp.uint8 if array.dtype.itemsize == 1 else jnp.uint16)
+    return array.astype(jnp.uint32)  # of a negative number modulo 2³²
+
+
+def show_digests(digests: np.ndarray) -> str:
+    """Returns the digests ``[parts, 2]`` of a state as text: 16 hexadecimal digits a part, with hyphens between."""
+    return "-".join(f"{first:08x}{second:08x}" for first, second in np.asarray(digests).tolist())
+
+
+def differing_parts(before: str, now: str) -> Sequence[str]:
+    """Returns the names of the parts whose digests differ in two texts of `show_digests`."""
+    pairs = zip(before.split("-"), now.split("-"), strict=True)
+    return [part for part, (a, b) in zip(PARTS, pairs, strict=True) if a != b]
