@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import unflatten_dict
 from jax.typing import ArrayLike
 
 from jaxnn.types import ConfigError, check_int, nearest, suggest
@@ -189,3 +190,11 @@ def check_rate(rate: ArrayLike) -> None:
     """Raises ConfigError if a dropout rate is a plain number outside 0…1 or NaN; JAX arrays and tracers pass."""
     if isinstance(rate, numbers.Real) and not 0 <= rate <= 1:
         raise ConfigError(f"a dropout rate must be a probability in 0…1, not {rate!r}.")
+
+
+def with_fields(config: Any, point: Mapping[str, Any]) -> Any:
+    """Returns the config with other values for some fields, by name; names may be dotted."""
+    tree: dict[str, Any] = unflatten_dict(dict(point), sep=".")  # type: ignore[no-untyped-call]
+    changes = {name: with_fields(getattr(config, name), x) if isinstance(x, dict) else x for name, x in tree.items()}
+    # In one call: a config that checks its fields against each other must not see half of the changes.
+    return dataclasses.replace(config, **changes)

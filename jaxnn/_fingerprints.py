@@ -20,6 +20,8 @@ PARTS = {
     "evaluation": "the evaluation",
 }
 """Descriptions of a fingerprint's parts, except the data."""
+STATE_PARTS = {"params": "the parameters", "model_state": "the model's state", "opt_state": "the optimizer's state"}
+"""Descriptions of the parts of a training state that have a digest in a report, in their order."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -98,6 +100,12 @@ def check_same_data(path: Path | str, before: Mapping[str, Any], data: str | Non
 def changed_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Descriptions of the parts of a fingerprint that changed."""
     return [description for part, description in PARTS.items() if before.get(part) != now[part]]
+
+
+def differing_parts(before: str, now: str) -> list[str]:
+    """The names of the parts of a training state whose digests differ in two reports."""
+    pairs = zip(before.split("-"), now.split("-"), strict=True)
+    return [part for part, (a, b) in zip(STATE_PARTS, pairs, strict=True) if a != b]
 
 
 def changed_implementations(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

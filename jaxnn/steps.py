@@ -179,11 +179,17 @@ class Totals(NamedTuple):
 
 
 def scan_steps(
-    step: TrainStep, state: TrainState, totals: Totals, rows: PyTree, make_batch: Callable[[Any, jax.Array], Batch]
+    step: TrainStep,
+    state: TrainState,
+    totals: Totals,
+    rows: PyTree,
+    make_batch: Callable[[Any, jax.Array], Batch],
+    bounds: Array | None = None,
 ) -> tuple[TrainState, Totals]:
     """Trains on one batch after another, in a ``lax.scan`` if there are several, and adds metrics to ``totals``.
 
-    ``make_batch(row, step)`` returns the batch of a step from a row of ``rows [steps, ...]``.
+    ``make_batch(row, step)`` returns the batch of a step from a row of ``rows [steps, ...]``. ``bounds [2]`` are
+    the first row to train on and the one to stop before, known only when it runs; default: all.
     """
     names = sorted(totals.sums)
 
@@ -202,8 +208,14 @@ def scan_steps(
     if jax.tree.leaves(rows)[0].shape[0] == 1:
         # Not a scan of one: on a CPU, XLA makes convolutions' gradients fast only outside loops (jax#12868).
         carry, _ = body(carry, jax.tree.map(lambda leaf: leaf[0], rows))
-    else:
+    elif bounds is None:
         carry, _ = jax.lax.scan(body, carry, rows)
+    else:  # the same body, whose bits are those of the scan
+
+        def row_of(index: jax.Array) -> Any:
+            return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False), rows)
+
+        carry = jax.lax.fori_loop(bounds[0], bounds[1], lambda index, carry: body(carry, row_of(index))[0], carry)
     state, columns, bad_step = carry
     sums, excess = ({name: row[index] for index, name in enumerate(names)} for row in columns)
     return state, Totals(sums, excess, bad_step)

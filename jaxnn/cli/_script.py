@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
-from jaxnn._fields import with_changes
+from jaxnn._fields import with_changes, with_fields
 from jaxnn._json import check_same_config, config_from_json, leaf_fields
 from jaxnn._signals import INTERRUPTED, RESUMABLE
 from jaxnn._text import any_text, drop_output, is_of_output
@@ -179,7 +179,7 @@ def _sweep(
 ) -> Sweep:
     """Sweeps the points of the flags, or those of the ``script`` with the values that the flags replace."""
     from jaxnn import search
-    from jaxnn.sweeps import recorded_points, sweep, with_fields
+    from jaxnn.sweeps import recorded_points, sweep
 
     _process.use_all_cores()
     with _process.processes(_process.ClusterOptions(), given(arguments, "--device")):

@@ -10,6 +10,7 @@ from jaxnn.engine._population_record import PopulationRecord
 from jaxnn.engine._prediction import make_predict
 from jaxnn.engine._prepare import Members, fastest_steps, make_calls, open_trainer, programs_of
 from jaxnn.engine._pure import make_init, make_step
+from jaxnn.engine._retraining import Retraining
 from jaxnn.engine._states import MEMBERS, HostStates, Population, Shape, with_keys
 from jaxnn.engine._trainer import RUNNING, MemberLog, Trainer
 from jaxnn.engine._tuning import (

@@ -11,14 +11,15 @@ from jax.sharding import PartitionSpec
 
 from jaxnn._batch_context import use_batch_axis
 from jaxnn._fields import check_config
+from jaxnn._text import format_bytes
 from jaxnn.data import check_split_names, without_data
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._sums import check_sums
-from jaxnn.observe import Traced
-from jaxnn.parallel import DATA
+from jaxnn.observe import Traced, available_bytes, nbytes
+from jaxnn.parallel import DATA, broadcast_from_primary
 from jaxnn.steps import make_evaluate_step
 from jaxnn.tasks import own_step
-from jaxnn.types import Batch, ConfigError, Experiment, Splits, Task, TrainState, is_half
+from jaxnn.types import Batch, ConfigError, Experiment, Splits, Task, TrainingError, TrainState, is_half
 
 
 def load_data(experiment: Experiment[Any]) -> Splits:
@@ -28,6 +29,28 @@ def load_data(experiment: Experiment[Any]) -> Splits:
     check_data(splits)
     check_parts(experiment)
     return splits
+
+
+def check_memory(programs: Programs) -> None:
+    """Raises TrainingError if a member's state and the largest compiled program exceed a device's free memory.
+
+    Without a compiled program the state alone is compared. Nothing has been allocated for the state yet.
+    """
+    layout, shards = programs.layout, programs.shards
+    # The devices of a CPU share its memory.
+    copies = len(layout.mesh.local_devices) if layout.mesh is not None and layout.platform == "cpu" else 1
+    parts = {"parameters": shards.params, "the optimizer state": shards.opt_state}
+    parts["the model state"] = shards.model_state
+    sizes = {name: copies * nbytes(part) for name, part in parts.items()}
+    sizes["temporary arrays"] = copies * programs.most_temporary_bytes
+    free, needed = broadcast_from_primary(lambda: available_bytes(layout.device)), sum(sizes.values())
+    if free is not None and needed > free:
+        listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size)
+        raise TrainingError(
+            f"training does not fit in memory: it takes {format_bytes(needed)} ({listed}), and "
+            f"{format_bytes(free)} are free: make the model or the batch smaller, or use more devices with "
+            "strategy='fsdp'."
+        )
 
 
 def check_data(splits: Any) -> None:

@@ -14,16 +14,16 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxnn import observe
 from jaxnn._clock import Clock
-from jaxnn._fingerprints import data_fingerprint, program_fingerprint, text_fingerprint
+from jaxnn._fingerprints import STATE_PARTS, data_fingerprint, program_fingerprint, text_fingerprint
 from jaxnn._text import format_bytes
 from jaxnn.engine import _pure
-from jaxnn.engine._digests import PARTS, WORDS
+from jaxnn.engine._digests import WORDS
 from jaxnn.engine._feed import Piece, evaluation_pieces
 from jaxnn.engine._prediction import in_batches, make_predict, metrics_of_outputs
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, Start, find_start, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
 from jaxnn.nn import collect_reasons
-from jaxnn.parallel import Layout, broadcast_from_primary, process_count
+from jaxnn.parallel import Layout, process_count
 from jaxnn.steps import Totals, make_evaluate_step
 from jaxnn.tasks import derived_metrics
 from jaxnn.types import ENDLESS, Array, Batch, ConfigError, Examples, Source, Splits, Task, TrainingError, TrainState
@@ -140,31 +140,19 @@ class Programs:
         """The program of ``num_steps`` training steps, compiled if it was not yet."""
         return self._program(_pure.Train(shape, num_steps), cause)  # type: ignore[no-any-return]
 
+    def train_part(self, shape: Shape | None, num_steps: int) -> Callable[..., tuple[Any, Totals]]:
+        """The program of some steps of a call of ``num_steps``; it also takes their bounds, and donates no state."""
+        return self._program(_pure.TrainPart(shape, num_steps), "to replay a step")  # type: ignore[no-any-return]
+
     def temporary_bytes(self, shape: Shape | None, num_steps: int) -> int:
         """The memory that a call takes on each device and frees again."""
         return observe.temporary_bytes(self._compiled[_pure.Train(shape, num_steps)])
 
-    def check_memory(self) -> None:
-        """Raises TrainingError if a member's state and the largest compiled program exceed a device's free memory.
-
-        Without a compiled program the state alone is compared. Nothing has been allocated for the state yet.
-        """
-        layout = self.layout
-        # The devices of a CPU share its memory.
-        copies = len(layout.mesh.local_devices) if layout.mesh is not None and layout.platform == "cpu" else 1
-        parts = {"parameters": self.shards.params, "the optimizer state": self.shards.opt_state}
-        parts["the model state"] = self.shards.model_state
-        sizes = {name: copies * observe.nbytes(part) for name, part in parts.items()}
+    @property
+    def most_temporary_bytes(self) -> int:
+        """The memory that the largest compiled program takes on each device and frees again; 0 before the first."""
         made = [compiled for one, compiled in self._compiled.items() if not isinstance(one, _pure.Initialise)]
-        sizes["temporary arrays"] = copies * max(map(observe.temporary_bytes, made), default=0)
-        free, needed = broadcast_from_primary(lambda: observe.available_bytes(layout.device)), sum(sizes.values())
-        if free is not None and needed > free:
-            listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size)
-            raise TrainingError(
-                f"training does not fit in memory: it takes {format_bytes(needed)} ({listed}), and "
-                f"{format_bytes(free)} are free: make the model or the batch smaller, or use more devices with "
-                "strategy='fsdp'."
-            )
+        return max(map(observe.temporary_bytes, made), default=0)
 
     def launch_seconds(self, shape: Shape | None, num_steps: int) -> float:
         """The seconds on a GPU that the launches of a call take, of one chunk of a population."""
@@ -226,7 +214,7 @@ class Programs:
     def zeros(self, shape: Shape | None) -> Totals:
         """Totals of no steps, on the host."""
         zeros: dict[str, Any] = {name: np.zeros(shape or (), np.float32) for name in self.metrics}
-        digests = np.zeros((*(shape or ()), len(PARTS), WORDS), np.uint32)
+        digests = np.zeros((*(shape or ()), len(STATE_PARTS), WORDS), np.uint32)
         bad_step, is_last = np.full(shape or (), -1, np.int32), np.zeros(shape or (), np.bool_)
         return Totals(zeros, zeros, bad_step, is_last, digests)
 
@@ -396,14 +384,22 @@ class Programs:
             case _pure.Train(shape, num_steps):
                 make = _pure.make_train if shape is None else _pure.make_population_train
                 examples = self.spec.feed.sample(num_steps)
+                arguments: list[Any] = [self.abstract(shape), self.zeros(shape), examples]
+                in_part = isinstance(program, _pure.TrainPart)
+                arguments += [np.zeros(2, np.int32)] if in_part else []
                 if (state := self.sharding(shape)) is not None:
                     spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
                     totals = NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
                     placed = jax.tree.map(lambda array: array.sharding, examples)
-                    jit |= {"in_shardings": (state, totals, placed), "out_shardings": (state, totals)}
-                arguments = self.abstract(shape), self.zeros(shape), examples
-                train = _pure.with_digests(make(self.spec, num_steps), shape, self.layout.platform)
-                return observe.Lowered.of(train, f"{program}", cause, *arguments, donate_argnums=0, **jit)
+                    given = state, totals, placed, *[self.layout.replicated] * in_part
+                    jit |= {"in_shardings": given, "out_shardings": (state, totals)}
+
+                def train(state: Any, totals: Totals, examples: Examples, bounds: Array | None = None) -> Any:
+                    call = make(self.spec, num_steps, None, bounds)
+                    return _pure.with_digests(call, shape, self.layout.platform)(state, totals, examples)
+
+                jit |= {} if in_part else {"donate_argnums": 0}
+                return observe.Lowered.of(train, f"{program}", cause, *arguments, **jit)
             case _pure.Evaluate(shape, split, part):
                 piece = next(self._pieces_of(split, part)())
                 if (state := self.sharding(shape)) is not None:

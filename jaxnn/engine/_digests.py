@@ -1,16 +1,14 @@
 """Digests of training states: 64 bits for each part, the same on any device and under any sharding."""
 
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnn._fingerprints import STATE_PARTS
 from jaxnn.types import Array, PyTree, TrainState, is_key
 
-PARTS = ("params", "model_state", "opt_state")
-"""The parts of a state that have a digest, in the order of the digests."""
 WORDS = 2  # of 32 bits each, in a digest
 # Odd constants that spread the bits of a product (those of MurmurHash3 and of the golden ratio).
 _PLACE, _FIRST, _SECOND = np.uint32(0x9E3779B1), np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
@@ -23,7 +21,7 @@ def state_digests(state: TrainState, num_axes: int = 0) -> jax.Array:
     that it depends on the bits alone: not on devices, shardings or the order of reductions.
     """
     leading = np.shape(state.step)[:num_axes]
-    digests = [_part_digest(getattr(state, part), leading) for part in PARTS]
+    digests = [_part_digest(getattr(state, part), leading) for part in STATE_PARTS]
     return jnp.stack(digests, axis=-2)
 
 
@@ -46,7 +44,7 @@ def _part_digest(part: PyTree, leading: tuple[int, ...]) -> jax.Array:
 
 def _words(leaf: Array) -> jax.Array:
     """The bits of an array as integers of 32 bits; of larger numbers with another axis."""
-    array = jax.random.key_data(leaf) if is_key(leaf) else jnp.asarray(leaf)  # type: ignore[arg-type]
+    array = jax.random.key_data(leaf) if is_key(leaf) else jnp.asarray(leaf)
     if jnp.iscomplexobj(array):
         array = jnp.stack([array.real, array.imag], axis=-1)
     if array.dtype.itemsize >= 4 and array.dtype != jnp.uint32:
@@ -59,9 +57,3 @@ def _words(leaf: Array) -> jax.Array:
 def show_digests(digests: np.ndarray) -> str:
     """Returns the digests ``[parts, 2]`` of a state as text: 16 hexadecimal digits a part, with hyphens between."""
     return "-".join(f"{first:08x}{second:08x}" for first, second in np.asarray(digests).tolist())
-
-
-def differing_parts(before: str, now: str) -> Sequence[str]:
-    """Returns the names of the parts whose digests differ in two texts of `show_digests`."""
-    pairs = zip(before.split("-"), now.split("-"), strict=True)
-    return [part for part, (a, b) in zip(PARTS, pairs, strict=True) if a != b]

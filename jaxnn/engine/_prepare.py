@@ -1,18 +1,23 @@
 """Everything before the first step: data on the device, programs compiled, sizes chosen."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxnn._clock import Clock
 from jaxnn._compat import platform
+from jaxnn._fields import with_fields
 from jaxnn._fingerprints import PARTS
 from jaxnn._provenance import jax_flags
 from jaxnn.data import steps_per_epoch
-from jaxnn.engine._checks import notes_on
+from jaxnn.engine._checks import check_memory, notes_on
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._feed import make_feed
 from jaxnn.engine._options import RunOptions
@@ -47,6 +52,37 @@ class Members(NamedTuple):
     thorough: bool = False  # whether to measure vmap sizes until they are slower, for their throughput curve
     plan: VmapPlan | None = None  # what an earlier process chose; None: measured
     in_step: bool = True  # whether they train together; else each has a lane, and its own number of updates
+
+    @classmethod
+    def of(cls, experiments: Sequence[Experiment[Any]], traced: Iterable[str], **how: Any) -> Self:
+        """Returns those of ``experiments`` whose fields ``traced`` alone differ."""
+        values, member = cls.traced_values(experiments, traced), functools.partial(cls.with_values, experiments[0])
+        return cls(len(experiments), values, member, **how)
+
+    @staticmethod
+    def traced_values(experiments: Sequence[Experiment[Any]], names: Iterable[str]) -> dict[str, jax.Array]:
+        """Returns the values of all members for each field, ``[members]``: seeds as uint32, floats weakly typed.
+
+        Like a Python float, a weakly typed array takes the precision of the arrays it is combined with.
+        """
+
+        def stacked(name: str) -> jax.Array:
+            values = np.array([operator.attrgetter(name)(one.config) for one in experiments])
+            return jnp.asarray(values.astype(np.uint32)) if name == "seed" else _weakly_typed(values)
+
+        return {name: stacked(name) for name in names}
+
+    @staticmethod
+    def with_values(experiment: Experiment[Any], values: Mapping[str, Any]) -> Experiment[Any]:
+        """Returns the experiment of one member: its traced fields set to ``values``."""
+        # Replacing nothing would still read all fields.
+        return dataclasses.replace(experiment, config=with_fields(experiment.config, values)) if values else experiment
+
+
+@jax.jit
+def _weakly_typed(values: jax.Array) -> jax.Array:
+    # Only a weakly typed array stays one: NumPy's are not.
+    return jnp.full(values.shape, 0.0).at[:].set(values)
 
 
 @contextlib.contextmanager
@@ -107,7 +143,7 @@ def open_trainer(
         deterministic=options.deterministic,
         clock=clock,
     )
-    programs.check_memory()
+    check_memory(programs)
     if (rows := len(programs.batch.mask)) != config.batch_size:
         raise DataError(
             f"the data make batches of {rows} examples, and batch_size is {config.batch_size}: make as many."
@@ -173,14 +209,14 @@ def _open_run(trainer: Trainer, steps_per_call: int | None) -> None:
     elif steps is None and window > 1:
         cause = "to measure steps per call"
         programs.compile_together(None, [first_length(programs, window)], eval_split, cause)
-        programs.check_memory()
+        check_memory(programs)
         with trainer.clock.span("measure", "measuring steps per call"):
             steps, trainer.seconds_per_step = fastest_steps(programs, make_calls(programs, cause), window)
     steps = min(steps or 1, plan.num_steps)
     trainer.plan = with_tails(plan._replace(steps_per_call=steps))
     if not trainer.seconds_per_step:
         programs.compile_together(None, trainer.plan.call_lengths(), eval_split, "start")
-        programs.check_memory()
+        check_memory(programs)
     for length in trainer.plan.call_lengths():
         programs.train(None, length, "start" if length == steps else "window's end")
     trainer.state = programs.init()

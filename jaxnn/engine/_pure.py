@@ -86,6 +86,14 @@ class Train:
 
 
 @dataclasses.dataclass(frozen=True)
+class TrainPart(Train):
+    """The program that trains by some of the ``num_steps`` of a call, from one to another."""
+
+    def __str__(self) -> str:
+        return f"train some of {self.num_steps} steps{of_members(self.shape)}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Evaluate:
     """The program that evaluates a piece of a ``split``, in ``part`` the one that training looks at."""
 
@@ -97,7 +105,7 @@ class Evaluate:
         return f"evaluate {self.split}{of_members(self.shape)}"
 
 
-type Program = Initialise | Train | Evaluate
+type Program = Initialise | Train | TrainPart | Evaluate
 
 
 def of_members(shape: Shape | None) -> str:
@@ -151,9 +159,12 @@ def make_init(experiment: Experiment[Any], source: Source) -> Callable[..., Trai
 
 
 def make_train(
-    spec: GroupSpec, num_steps: int, values: Mapping[str, Any] | None = None
+    spec: GroupSpec, num_steps: int, values: Mapping[str, Any] | None = None, bounds: Array | None = None
 ) -> Callable[[TrainState, Totals, Examples], tuple[TrainState, Totals]]:
-    """Returns a pure function that trains one member, with ``values`` of its traced fields, ``num_steps`` steps."""
+    """Returns a pure function that trains one member, with ``values`` of its traced fields, ``num_steps`` steps.
+
+    Of these ``bounds [2]`` are the first to do and the one to stop before; the state is that before the first.
+    """
     experiment, layout, feed = spec.member(values or {}), spec.layout, spec.feed
     config = experiment.config
 
@@ -169,8 +180,9 @@ def make_train(
             return layout.local_shard(layout.constrain(batch))
 
         # All batches of the call are chosen at once: far cheaper than one by one inside the scan.
-        rows = feed.rows(examples, config.seed, state.step + jnp.arange(num_steps))
-        return scan_steps(make_step(experiment, layout), state, totals, rows, make_batch)
+        first = state.step if bounds is None else state.step - bounds[0]
+        rows = feed.rows(examples, config.seed, first + jnp.arange(num_steps))
+        return scan_steps(make_step(experiment, layout), state, totals, rows, make_batch, bounds)
 
     return layout.wrap(train)
 
@@ -236,15 +248,18 @@ def make_population_init(spec: GroupSpec, num_members: int) -> Callable[..., Tra
     return init
 
 
-def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tuple[Population, Totals]]:
+def make_population_train(
+    spec: GroupSpec, num_steps: int, values: None = None, bounds: Array | None = None
+) -> Callable[..., tuple[Population, Totals]]:
     """Returns a pure function that trains every living member ``num_steps`` steps: ``(population, totals, examples)``.
 
-    A member whose loss is no longer finite keeps its state from before the call.
+    A member whose loss is no longer finite keeps its state from before the call; ``bounds`` are as of `make_train`.
     """
+    num_done = num_steps if bounds is None else bounds[1] - bounds[0]
 
     def train_chunk(part: Population, totals: Totals, examples: Examples) -> tuple[Population, Totals]:
         def one(values: Mapping[str, Array], state: TrainState, totals: Totals) -> tuple[TrainState, Totals]:
-            return make_train(spec, num_steps, values)(state, totals, examples)
+            return make_train(spec, num_steps, values, bounds)(state, totals, examples)
 
         if part.alive.shape[0] == 1 or not spec.in_step:
             states, totals = _vmap_or_squeeze(one, part.alive.shape[0])(part.values, part.members, totals)
@@ -261,7 +276,7 @@ def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tupl
             return jnp.where(continues.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
         if spec.in_step:
-            step = jnp.broadcast_to(part.step + num_steps, part.alive.shape).astype(jnp.int32)
+            step = jnp.broadcast_to(part.step + num_done, part.alive.shape).astype(jnp.int32)
             states = states._replace(step=step)
         members = jax.tree.map(kept, states._replace(key=None), part.members._replace(key=None))  # type: ignore[arg-type]
         return part._replace(members=members, bad_step=jnp.asarray(totals.bad_step)), totals
@@ -279,7 +294,7 @@ def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tupl
             return after, _put(sums, own, index)
 
         trained, totals = _over_chunks(population, chunk, (population, totals))
-        return trained._replace(step=population.step + num_steps), totals
+        return trained._replace(step=population.step + num_done), totals
 
     specs = population_specs(), PartitionSpec(None, MEMBERS)
     return _on_members(spec.layout.mesh, train, (*specs, PartitionSpec()), specs)
@@ -297,7 +312,9 @@ def with_digests(
         states = trained if shape is None else trained.members
         # A condition on a GPU waits for the host; on a CPU a pass through the state costs as much as a short call.
         if platform == "cpu" and is_last is not None:
-            digests = jax.lax.cond(jnp.all(is_last), lambda: state_digests(states, num_axes), lambda: jnp.asarray(zeros))
+            digests = jax.lax.cond(
+                jnp.all(is_last), lambda: state_digests(states, num_axes), lambda: jnp.asarray(zeros)
+            )
         else:
             digests = state_digests(states, num_axes)
         return trained, totals._replace(digests=digests)

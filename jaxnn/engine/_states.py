@@ -61,7 +61,7 @@ class HostStates(NamedTuple):
         def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((num_members, *leaf.shape), leaf.dtype)
 
-        states = jax.tree.map(stacked, jax.eval_shape(_key_words, like))
+        states = jax.tree.map(stacked, jax.eval_shape(key_words, like))
         return HostStates(states, stacked(jax.ShapeDtypeStruct((), np.int32)))  # type: ignore[arg-type]
 
     def member(self, row: int, like: TrainState) -> TrainState:
@@ -71,7 +71,7 @@ class HostStates(NamedTuple):
 
 def to_host(states: TrainState) -> HostStates:
     """Fresh states ``[members, ...]`` as rows on the host."""
-    rows = jax.tree.map(np.array, fetching(_key_words(states)))
+    rows = jax.tree.map(np.array, fetching(key_words(states)))
     return HostStates(rows, np.full(len(rows.step), -1, np.int32))
 
 
@@ -88,11 +88,11 @@ def bring_back(host: HostStates, population: Population, slots: np.ndarray) -> H
         merged[rows] = np.asarray(new).reshape(slots.size, *old.shape[1:])[lanes]
         return merged
 
-    states = jax.tree.map(replaced, host.states, fetching(_key_words(population.members)))
+    states = jax.tree.map(replaced, host.states, fetching(key_words(population.members)))
     return HostStates(states, replaced(host.bad_step, population.bad_step))
 
 
-def _key_words(tree: PyTree) -> PyTree:
+def key_words(tree: PyTree) -> PyTree:
     """``tree`` with PRNG keys as integers: NumPy and files have no keys."""
     return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, tree)
 

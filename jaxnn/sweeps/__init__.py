@@ -3,7 +3,6 @@
 from jaxnn.sweeps._comparison import compare, mean_difference, seeds_needed
 from jaxnn.sweeps._confirmation import confirm_best
 from jaxnn.sweeps._executors import sweep
-from jaxnn.sweeps._groups import with_fields
 from jaxnn.sweeps._members import Member, count_by_status, mean_interval, show_field
 from jaxnn.sweeps._plan import SweepOptions, plan_sweep
 from jaxnn.sweeps._stored import open_sweep

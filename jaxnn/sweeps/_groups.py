@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import unflatten_dict
 
-from jaxnn._fields import check_config
+from jaxnn._fields import check_config, with_fields
 from jaxnn._json import config_json, leaf_fields
 from jaxnn.data import steps_per_epoch, without_data
-from jaxnn.engine import MemberLog, check_data, check_parts, make_init, make_step
+from jaxnn.engine import MemberLog, Members, check_data, check_parts, make_init, make_step
 from jaxnn.search import Points
 from jaxnn.steps import make_evaluate_step
 from jaxnn.sweeps._members import show_point
@@ -25,14 +23,6 @@ from jaxnn.types import ConfigError, Examples, Experiment, JaxnnError, Splits, s
 
 # An untraceable field is reported with the user's line, not with one of the libraries it calls.
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "jaxnn")
-
-
-def with_fields(config: Any, point: Mapping[str, Any]) -> Any:
-    """Returns the config with other values for some fields, by name; names may be dotted."""
-    tree: dict[str, Any] = unflatten_dict(dict(point), sep=".")  # type: ignore[no-untyped-call]
-    changes = {name: with_fields(getattr(config, name), x) if isinstance(x, dict) else x for name, x in tree.items()}
-    # In one call: a config that checks its fields against each other must not see half of the changes.
-    return dataclasses.replace(config, **changes)
 
 
 def watched(config: Any) -> tuple[Any, set[str]]:
@@ -52,31 +42,6 @@ def watched(config: Any) -> tuple[Any, set[str]]:
     for name in names:
         object.__setattr__(twin, name, getattr(config, name))
     return twin, read
-
-
-def traced_values(experiments: Sequence[Experiment[Any]], names: Iterable[str]) -> dict[str, jax.Array]:
-    """Returns the values of all members for each field, ``[members]``: seeds as uint32, floats weakly typed.
-
-    Like a Python float, a weakly typed array takes the precision of the arrays it is combined with.
-    """
-
-    def stacked(name: str) -> jax.Array:
-        values = np.array([operator.attrgetter(name)(one.config) for one in experiments])
-        return jnp.asarray(values.astype(np.uint32)) if name == "seed" else _weakly_typed(values)
-
-    return {name: stacked(name) for name in names}
-
-
-@jax.jit
-def _weakly_typed(values: jax.Array) -> jax.Array:
-    # Only a weakly typed array stays one: NumPy's are not.
-    return jnp.full(values.shape, 0.0).at[:].set(values)
-
-
-def with_values(experiment: Experiment[Any], values: Mapping[str, Any]) -> Experiment[Any]:
-    """Returns the experiment of one member: its traced fields set to ``values``."""
-    # Replacing nothing would still read all fields.
-    return dataclasses.replace(experiment, config=with_fields(experiment.config, values)) if values else experiment
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -262,7 +227,7 @@ def _failure(experiment: Experiment[Any], splits: Splits, names: Iterable[str]) 
     source = splits.train
 
     def everything(values: dict[str, jax.Array], examples: Examples) -> Any:
-        member = with_values(experiment, {name: value[0] for name, value in values.items()})
+        member = Members.with_values(experiment, {name: value[0] for name, value in values.items()})
         state = make_init(member, source)(examples)
         batch = source.transform(source.as_batch(examples), state.key)
         state, metrics = make_step(member)(state, batch)
@@ -271,7 +236,7 @@ def _failure(experiment: Experiment[Any], splits: Splits, names: Iterable[str]) 
 
     try:
         jax.eval_shape(
-            everything, traced_values([experiment], names), source.read(np.arange(experiment.config.batch_size))
+            everything, Members.traced_values([experiment], names), source.read(np.arange(experiment.config.batch_size))
         )
     # The error depends on the code that meets a tracer: an if, a format, a library's check.
     except Exception as error:

@@ -1,7 +1,6 @@
 """Options of a sweep, and a sweep before its first step: its members, their groups, their devices, what is printed."""
 
 import dataclasses
-import functools
 import itertools
 import math
 import operator
@@ -14,7 +13,7 @@ from jaxnn._fields import option
 from jaxnn._text import format_bytes
 from jaxnn.observe import cpu_count, given_up
 from jaxnn.search import Points, Searcher
-from jaxnn.sweeps._groups import Group, Loader, PlannedMember, plan_groups, plan_members, traced_values, with_values
+from jaxnn.sweeps._groups import Group, Loader, PlannedMember, plan_groups, plan_members
 from jaxnn.sweeps._search_events import SavedSearch, Search
 from jaxnn.types import ConfigError, Experiment, warn
 
@@ -197,10 +196,9 @@ class SweepPlan:
                 experiments = list(itertools.islice(itertools.cycle(experiments), self.num_lanes))
                 every = search_window(first.config.num_steps, self.search.searcher.shares[0], options)
                 options = dataclasses.replace(options, eval_every=every, report_every=every)
-            members = engine.Members(
-                num_members=len(experiments),
-                values=traced_values(experiments, group.traced),
-                member=functools.partial(with_values, first),
+            members = engine.Members.of(
+                experiments,
+                group.traced,
                 shared_seed=int(seed) if options.order == "shared" else None,
                 vmap_size=options.vmap_size,
                 apart=self.search is not None or options.patience is not None or options.stop is not None,
@@ -208,7 +206,7 @@ class SweepPlan:
                 plan=self.vmapped.get(group.number),
                 in_step=self.search is None,
             )
-            layout = members_layout(options, first.config.batch_size, members.num_members)
+            layout = members_layout(options, first.config.batch_size, len(experiments))
             how: Any = {"logs": group.members, "members": members}
             trainer = engine.open_trainer(first, options, splits, layout, self.clock, **how)
             trainer.logs = group.members  # type: ignore[assignment]  # which grow in a search

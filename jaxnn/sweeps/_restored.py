@@ -13,7 +13,6 @@ from jaxnn import engine, record
 from jaxnn._fields import check_config
 from jaxnn._fingerprints import check_same_data, data_fingerprint
 from jaxnn._json import config_from_json
-from jaxnn.sweeps._groups import traced_values, with_values
 from jaxnn.sweeps._members import Member, count_by_status
 from jaxnn.sweeps._plan import SweepOptions, members_layout
 from jaxnn.tasks import derived_metrics
@@ -59,8 +58,7 @@ def restored_groups(
             if splits is None:
                 splits = engine.load_data(each[0])
                 check_same_data(part.path, facts["fingerprint"], data_fingerprint(splits), "sweep")
-            values, make = traced_values(each, facts["traced"]), functools.partial(with_values, each[0])
-            given = engine.Members(len(found), values, make)
+            given = engine.Members.of(each, facts["traced"])
             layout = members_layout(SweepOptions(devices=devices), each[0].config.batch_size, len(found))
             programs = engine.programs_of(each[0], splits, resident=resident, layout=layout, members=given)
             checkpoints = record.Checkpoints(part.states(number))

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxnn.engine import RUNNING, HostStates, Lanes, Trainer
+from jaxnn.engine import RUNNING, HostStates, Lanes, Members, Trainer
 from jaxnn.observe import nbytes
 from jaxnn.search import Reached
-from jaxnn.sweeps._groups import Group, PlannedMember, traced_values
+from jaxnn.sweeps._groups import Group, PlannedMember
 from jaxnn.sweeps._members import COMPLETE
 from jaxnn.sweeps._search_events import value_to_rank
 from jaxnn.sweeps._sweep_run import FAILURES, SweepRun
@@ -119,7 +119,7 @@ class SearchLanes(SweepRun):
         ordered = sorted(members, key=lambda member: member.number not in self.shelf)
         for few in (ordered[first : first + Lanes.AT_ONCE] for first in range(0, len(ordered), Lanes.AT_ONCE)):
             filled = [*few, *[few[-1]] * (Lanes.AT_ONCE - len(few))]
-            values = traced_values([member.experiment for member in filled], group.traced)
+            values = Members.traced_values([member.experiment for member in filled], group.traced)
             parts = [self._unshelve(member.number) for member in few if member.number in self.shelf]
             if len(parts) < len(few):
                 with self.plan.clock.span("initialise"):

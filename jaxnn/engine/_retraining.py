@@ -1,0 +1,126 @@
+"""A member's training again, in the calls of its run: its state before any step, and whether its bits are the same."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnn.engine._digests import show_digests, state_digests
+from jaxnn.engine._pure import AUGMENT_STREAM
+from jaxnn.engine._states import EMPTY, HostStates, Shape, key_words, with_keys
+from jaxnn.engine._trainer import Trainer
+from jaxnn.observe import nbytes
+from jaxnn.types import Batch, Examples, TrainState
+
+
+@dataclasses.dataclass
+class Retraining:
+    """The training of a run, or of one member of a sweep in its first lane, and the states that it reached."""
+
+    trainer: Trainer  # of the run, or of a population of this member alone; steps per call and cadences as recorded
+    digests: Mapping[int, str]  # of the run's states, by the step at which a window ended
+    shape: Shape | None  # of the population; None: a run
+    most_bytes: int  # of the states that are kept
+    kept: dict[int, TrainState] = dataclasses.field(default_factory=dict)  # on the host, by step
+    reached: dict[int, str] = dataclasses.field(default_factory=dict)  # the digests of this training
+    every: int = 1  # calls from one kept state to the next; doubled when they take more than ``most_bytes``
+
+    def keep(self, step: int, state: Any) -> None:
+        """Keeps the state after ``step`` updates; every second one goes when all take more than ``most_bytes``."""
+        self.kept[step] = jax.tree.map(np.array, key_words(state))
+        while len(self.kept) > 2 and len(self.kept) * nbytes(self.kept[step]) > self.most_bytes:
+            self.every *= 2
+            for dropped in sorted(self.kept)[1:-1:2]:
+                del self.kept[dropped]
+
+    def state(self, step: int) -> tuple[TrainState, bool, int]:
+        """The state after ``step`` updates, on the devices, trained from the nearest kept one.
+
+        Also whether a part of a call had the same bits as the whole, and the step whose digest confirms the state: its
+        window is trained to the end once, and `reached` has its digest.
+        """
+        plan, calls = self.trainer.plan, 0
+        at = max(kept for kept in self.kept if kept <= step)
+        confirming = step if step in self.digests else plan.window_end(step)
+        state, found, agrees = self._placed(at), None, True
+        if at == confirming:
+            self.reached[at] = self._digest(state)
+        while found is None or (at < confirming and confirming not in self.reached):
+            if at == step:
+                found = self._member(state)
+                continue
+            before, length = at, plan.call_length(at)
+            at += length
+            examples = self.trainer.programs.spec.feed.prepare(before, length)
+            if before < step < at:
+                middle = self._part(state, length, examples, 0, step - before)
+                found, rest = self._member(middle), self._part(middle, length, examples, step - before, length)
+            else:
+                rest = None
+            # Its own memory goes to the next state: what is found is a copy.
+            totals = self._zeros(is_last=True)
+            state, totals = self.trainer.programs.train(self.shape, length, "to replay")(state, totals, examples)
+            if rest is not None:
+                agrees = self._digest(rest) == self._digest(state)
+            if at in self.digests:
+                self.reached[at] = show_digests(np.asarray(totals.digests)[self._place])
+            calls += 1
+            if calls % self.every == 0:
+                self.keep(at, self._member(state))
+        return found, agrees, confirming
+
+    def batch(self, step: int) -> Batch:
+        """The batch of the update after ``step`` others, augmented."""
+        examples = self.trainer.programs.spec.feed.prepare(step, 1)
+        return self._make_batch(examples, np.int32(step))  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def _make_batch(self) -> Any:
+        spec = self.trainer.programs.spec
+        seed = spec.experiment.config.seed
+
+        def make(examples: Examples, step: jax.Array) -> Batch:
+            rows = spec.feed.rows(examples, seed, step[None])
+            batch = spec.feed.batch(examples, jax.tree.map(lambda leaf: leaf[0], rows))
+            key = jax.random.fold_in(jax.random.key(seed), AUGMENT_STREAM)
+            return spec.source.transform(batch, jax.random.fold_in(key, step))
+
+        return jax.jit(make)
+
+    @property
+    def _place(self) -> Any:
+        """The lane of the member, in arrays of a population."""
+        return () if self.shape is None else (0, 0)
+
+    def _zeros(self, *, is_last: bool) -> Any:
+        zeros = self.trainer.programs.zeros(self.shape)
+        return zeros._replace(is_last=np.full_like(zeros.is_last, is_last))
+
+    def _part(self, state: Any, length: int, examples: Examples, first: int, end: int) -> Any:
+        program = self.trainer.programs.train_part(self.shape, length)
+        return program(state, self._zeros(is_last=False), examples, np.array([first, end], np.int32))[0]
+
+    def _placed(self, step: int) -> Any:
+        """The kept state after ``step`` updates on the devices, in the first lane of a population."""
+        programs, kept = self.trainer.programs, self.kept[step]
+        if self.shape is None:
+            return jax.device_put(with_keys(kept, programs.shapes), programs.shardings)
+        rows = HostStates(jax.tree.map(lambda leaf: leaf[None], kept), np.full(1, -1, np.int32))
+        slots = np.full(self.shape, EMPTY)
+        slots[0, 0] = 0
+        return programs.lay_out(rows, slots, np.ones(1, np.bool_), step if programs.spec.in_step else 0)
+
+    def _member(self, state: Any) -> TrainState:
+        """A copy of the state of the member."""
+        members = state if self.shape is None else jax.tree.map(lambda leaf: leaf[0, 0], state.members)
+        return jax.tree.map(jnp.copy, members)  # type: ignore[no-any-return]
+
+    def _digest(self, state: Any) -> str:
+        return show_digests(np.asarray(_digests(self._member(state))))
+
+
+_digests = jax.jit(state_digests)
