@@ -9,13 +9,13 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from jaxnn import observe
 from jaxnn._batch_context import use_batch_axis
 from jaxnn._fields import check_config
 from jaxnn._text import format_bytes
 from jaxnn.data import check_split_names, without_data
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._sums import check_sums
-from jaxnn.observe import Traced, available_bytes, nbytes
 from jaxnn.parallel import DATA, broadcast_from_primary
 from jaxnn.steps import make_evaluate_step
 from jaxnn.tasks import own_step
@@ -41,9 +41,9 @@ def check_memory(programs: Programs) -> None:
     copies = len(layout.mesh.local_devices) if layout.mesh is not None and layout.platform == "cpu" else 1
     parts = {"parameters": shards.params, "the optimizer state": shards.opt_state}
     parts["the model state"] = shards.model_state
-    sizes = {name: copies * nbytes(part) for name, part in parts.items()}
+    sizes = {name: copies * observe.nbytes(part) for name, part in parts.items()}
     sizes["temporary arrays"] = copies * programs.most_temporary_bytes
-    free, needed = broadcast_from_primary(lambda: available_bytes(layout.device)), sum(sizes.values())
+    free, needed = broadcast_from_primary(lambda: observe.available_bytes(layout.device)), sum(sizes.values())
     if free is not None and needed > free:
         listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size)
         raise TrainingError(
@@ -176,7 +176,7 @@ def _check_random_numbers(programs: Programs, *, evaluated: bool) -> None:
     specs = PartitionSpec(), PartitionSpec(DATA)
     parts = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(DATA), check_vma=False)
     whole = functools.partial(compute, None)
-    drawn, expected = (_draws(Traced(function, *shapes).equations()) for function in (parts, whole))
+    drawn, expected = (_draws(observe.Traced(function, *shapes).equations()) for function in (parts, whole))
     if own := [*(drawn - expected)]:
         raise ConfigError(
             f"the task draws random numbers of its own, {own[0]} on each device, and all would draw the same "
