@@ -50,7 +50,7 @@ class Retraining:
         if at == confirming:
             self.reached[at] = self._digest(state)
         while found is None or (at < confirming and confirming not in self.reached):
-            if at == step:
+            if at == step and found is None:
                 found = self._member(state)
                 continue
             before, length = at, plan.call_length(at)
