@@ -94,7 +94,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         jn.fit(experiment, run_dir=Path(place, "run"), devices=1, progress="plain")
         rows.append(replayed("a run", Path(place, "run"), experiment, options, None))
-        points = jn.search.random(num=options.num_members, learning_rate=jn.search.log_uniform(1e-3, 1e-2))
+        points = jn.search.random(key=0, num=options.num_members, learning_rate=jn.search.log_uniform(1e-3, 1e-2))
         jn.sweep(experiment, points, run_dir=Path(place, "sweep"), progress="plain")
         rows.append(replayed("a member", Path(place, "sweep"), experiment, options, options.num_members // 2))
     print(text_table(rows, ("of", "exact", "first, s", "median, s", "longest, s", "kept")))
