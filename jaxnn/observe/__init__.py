@@ -2,7 +2,6 @@
 
 from jaxnn._text import Table, text_table
 from jaxnn.observe._compiler_options import given_up, known_faults
-from jaxnn.observe._equations import equations
 from jaxnn.observe._half_sums import half_sums
 from jaxnn.observe._hlo import Work
 from jaxnn.observe._machine import (

@@ -10,7 +10,7 @@ import jax
 from jax.extend import core
 
 from jaxnn._compat import compute_capability, target_device
-from jaxnn.observe._equations import constants_and_carries, equations
+from jaxnn._equations import constants_and_carries, equations
 from jaxnn.types import ConfigError
 
 SWITCH = "JAXNN_COMPILER_OPTIONS"  # the environment variable: auto, or off for none of those for speed

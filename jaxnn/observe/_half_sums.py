@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
-from jaxnn.observe._equations import constants_and_carries, equations
+from jaxnn._equations import constants_and_carries, equations
 from jaxnn.types import is_half
 
 MOST_TERMS = 64  # so many equal terms are exact in bfloat16, and others err by about the rounding of the result

@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from jaxnn._equations import constants_and_carries, equations
 from jaxnn._signals import INTERRUPTED, leave
 from jaxnn.observe._compiler_options import CompilerOptions, compile_with, compiler_options, computes_in_tf32
-from jaxnn.observe._equations import constants_and_carries, equations
 
 # Operations of cuDNN, with the products of their gradient as a multiple of those forward.
 _CUDNN = {"rnn_fwd": 1, "rnn": 1, "rnn_bwd": 2}

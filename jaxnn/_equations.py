@@ -12,12 +12,18 @@ def equations(jaxpr: Any, scopes: str = "") -> Iterator[tuple[Any, str]]:
     Scopes have the outermost first, ``jvp(Model)/Conv_0``; ``scopes`` are around all of it. Equations made by a
     transformation have scopes in ``jvp(…)``, ``transpose(…)`` and so on.
     """
+    for path, within in equation_paths(jaxpr, scopes):
+        yield path[-1], within
+
+
+def equation_paths(jaxpr: Any, scopes: str = "", path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """As `equations`, each equation after those around it, outermost first."""
     for equation in jaxpr.eqns:
         # Within a jit or a scan, names start again.
         within = f"{scopes}/{equation.source_info.name_stack}"
-        yield equation, within
+        yield (*path, equation), within
         for inner in core.jaxprs_in_params(equation.params):
-            yield from equations(inner, within)
+            yield from equation_paths(inner, within, (*path, equation))
 
 
 def constants_and_carries(scan: Any, body: Any) -> tuple[int, int]:
