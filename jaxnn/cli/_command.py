@@ -1,4 +1,4 @@
-"""The ``jaxnn`` command: lists devices and runs, and shows, plots, compares and exports runs."""
+"""The ``jaxnn`` command: lists devices and runs; shows, plots, compares, exports and explains runs."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ import tyro
 from jaxnn import sweeps
 from jaxnn._disk import write_bytes
 from jaxnn._figures import draw_curves
-from jaxnn._json import final_metrics
+from jaxnn._json import final_metrics, json_line
 from jaxnn._text import any_text, format_bytes, format_split, text_table
 from jaxnn.cli._process import exit_on_user_error
 from jaxnn.cli._script import given, main, only_compile
@@ -37,9 +37,8 @@ def run_command(argv: Sequence[str] | None = None) -> None:
             return
         if argv is None and arguments[:1] == ["plot"] and given(arguments, "--confusion") is None:
             jax.config.update("jax_platforms", "cpu")  # importances are computed: a GPU may be busy with the sweep
-        calls = {
-            function.__name__: _deferred(function) for function in (devices, runs, show, plot, compare, export, plan)
-        }
+        functions = devices, runs, show, plot, compare, export, autopsy, plan
+        calls = {function.__name__: _deferred(function) for function in functions}
         arguments = arguments or ["--help"]
         tyro.extras.subcommand_cli_from_dict(calls, prog="jaxnn", description=__doc__, args=arguments)()
 
@@ -212,6 +211,32 @@ def export(
         where, batch="symbolic" if batch is None else batch, platforms=platforms or None, state=state
     )
     print(printable(written, lines=False))
+
+
+def autopsy(
+    run: tyro.conf.Positional[Path],
+    /,
+    *,
+    script: Path,
+    member: int | None = None,
+    step: int | None = None,
+    out: Path | None = None,
+    json: tyro.conf.FlagCreatePairsOff[bool] = False,
+) -> None:
+    """Finds why a run diverged: operation, line, examples, and a script that shows it: jaxnn autopsy RUN --script x.py.
+
+    Args:
+        run: the directory of a run or a sweep.
+        script: the file that defines ``experiment``.
+        member: the number of the member of a sweep.
+        step: the number of an update; default: the first with a number that is not finite.
+        out: the folder for repro.py and repro.npz; default: autopsy in that directory.
+        json: print JSON.
+    """
+    from jaxnn.proof import autopsy  # most commands need no model
+
+    found = autopsy(run, experiment_of(script), member=member, step=step, folder=out)
+    print(json_line(found.as_json()).rstrip() if json else printable(found))
 
 
 def plan(script: tyro.conf.Positional[Path], /) -> None:

@@ -79,6 +79,11 @@ class Replay:
         """The lines that the run or the member reported, oldest first."""
         return self._recorded.found.lines
 
+    @property
+    def status(self) -> str:
+        """How the run or the member ended, such as ``diverged``."""
+        return str(self._recorded.found.about["status"])
+
     @functools.cached_property
     def step_function(self) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
         """The update as a pure function of state and batch, not compiled."""
