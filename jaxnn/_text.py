@@ -81,6 +81,13 @@ def short_path(path: Path) -> str:
     return str(path)
 
 
+def autopsy_command(path: Path, member: int | None = None) -> str:
+    """Returns the command that finds why a run, or a ``member`` of a sweep, diverged."""
+    script = short_path(Path(sys.argv[0]).absolute()) if sys.argv[0].endswith(".py") else "x.py"
+    which = "" if member is None else f" --member {member}"
+    return f"jaxnn autopsy {short_path(path)} --script {script}{which}"
+
+
 @contextlib.contextmanager
 def any_text() -> Iterator[None]:
     """Within the block standard output escapes characters that its encoding lacks, as standard error does."""

@@ -22,7 +22,7 @@ from jaxnn._clock import Clock
 from jaxnn._fields import check_config, with_changes
 from jaxnn._json import metrics_of
 from jaxnn._signals import interruptible
-from jaxnn._text import short_path
+from jaxnn._text import autopsy_command, short_path
 from jaxnn.engine import RunOptions
 from jaxnn.parallel import computing_on
 from jaxnn.run._display import Display
@@ -190,9 +190,10 @@ def _check_finite(session: Session) -> None:
     if log.status == "diverged":
         kept = max(checkpoints.steps(), default=None) if checkpoints is not None else None
         last = f"the last good checkpoint is that of step {kept}; " if kept is not None else ""
+        record = session.trainer.record
+        cause = "look for NaN in the data" if record is None else f"find the cause: {autopsy_command(record.path)}"
         raise TrainingError(
-            f"{log.error}: {last}lower the learning rate, clip gradients (jn.optim.with_clipping), or look for NaN in "
-            "the data."
+            f"{log.error}: {last}lower the learning rate, clip gradients (jn.optim.with_clipping), or {cause}"
         )
 
 

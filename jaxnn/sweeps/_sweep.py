@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from jaxnn._json import metrics_of
-from jaxnn._text import Table, format_rate, format_split, short_path, text_table
+from jaxnn._text import Table, autopsy_command, format_rate, format_split, short_path, text_table
 from jaxnn.run import Run, open_run
 from jaxnn.search import Axis, Points, Searcher
 from jaxnn.sweeps import _members
@@ -477,7 +477,9 @@ class Sweep:
             rows.append(("best" if best.complete else "best so far", f"{best}, by the {rule}: {metrics}"))
         except ConfigError:
             rows.append(("best", f"no member has a result in {self.monitor}"))
-        rows += [("diverged", str(member)) for member in self.members if member.status == "diverged"][:MOST_ERRORS]
+        diverged = [member for member in self.members if member.status == "diverged"]
+        rows += [("diverged", str(member)) for member in diverged[:MOST_ERRORS]]
+        rows += [("cause", autopsy_command(self.dir, member.index)) for member in diverged[:1] if self.dir is not None]
         errors = Counter(member.error for member in self.members if member.error)
         rows += [("failed", f"{count} with: {error}") for error, count in errors.most_common(MOST_ERRORS)]
         return [*rows, ("record", short_path(self.dir) if self.dir else "none")]
