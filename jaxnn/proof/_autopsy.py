@@ -37,15 +37,18 @@ class Example:
 
     Attributes:
         row: in the batch.
+        number: of the example in the training split, or None if it was generated.
         first: the first numbers of each of its arrays, by name.
     """
 
     row: int
+    number: int | None
     first: Mapping[str, list[float]]
 
     def __str__(self) -> str:
         parts = (f"{name} {' '.join(f'{x:.4g}' for x in numbers)} …" for name, numbers in self.first.items())
-        return f"row {self.row}: {', '.join(parts)}"
+        where = "" if self.number is None else f", example {self.number:,} of the training data"
+        return f"row {self.row}{where}: {', '.join(parts)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,13 +247,13 @@ class _Search:
         if found is None:
             blame, advice, rows = self._without_fault(at, explosion)
             history = tuple(self._before(one, None) for one in (*earlier, at))
-            examples = tuple(_example(at.batch, row) for row in rows)
+            examples = tuple(_example(at, row) for row in rows)
             return Autopsy(at.step, where, None, examples, blame, advice, history, "", explosion, repro)
         fault, origin = found
         history = tuple(self._before(one, origin) for one in earlier)
         others = [one.batch for one in earlier[-2:]] or [one.batch for one in self._later(at)]
         blame, rows = self._blame(at, fault, others, [one.state for one in earlier[:1]])
-        examples = tuple(_example(at.batch, row) for row in rows)
+        examples = tuple(_example(at, row) for row in rows)
         now = self._before(at, origin)
         trend = _trend([*history, now])
         advice = _advice(fault, blame)
@@ -368,12 +371,14 @@ def _rows(batch: Batch, background: Batch, bad: Callable[[Batch], bool]) -> list
     return found
 
 
-def _example(batch: Batch, row: int) -> Example:
+def _example(replay: Replay, row: int) -> Example:
+    batch, numbers = replay.batch, replay.examples
     leaves = {
         name: np.asarray(leaf)[row].reshape(-1)
         for name, leaf in named_leaves({"inputs": batch.inputs, "targets": batch.targets}).items()
     }
-    return Example(row, {name: leaf[:_SHOWN_NUMBERS].astype(float).tolist() for name, leaf in leaves.items()})
+    first = {name: leaf[:_SHOWN_NUMBERS].astype(float).tolist() for name, leaf in leaves.items()}
+    return Example(row, None if numbers is None else int(numbers[row]), first)
 
 
 def _trend(steps: Sequence[Before]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from jaxnn import engine, parallel, record
 from jaxnn._clock import Clock
@@ -83,6 +84,11 @@ class Replay:
     def status(self) -> str:
         """How the run or the member ended, such as ``diverged``."""
         return str(self._recorded.found.about["status"])
+
+    @property
+    def examples(self) -> np.ndarray | None:
+        """The numbers ``[batch]`` of the batch's examples in the training split; None if they are generated."""
+        return self._recorded.examples(self.step)
 
     @functools.cached_property
     def step_function(self) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
@@ -181,9 +187,8 @@ class _Recording:
         check_same_data(path, found.group["fingerprint"], data_fingerprint(splits), kind)
         self.class_names = splits.class_names
         self.differences: list[str] = []
-        layout, members = self._layout(), None
-        if found.row is not None:
-            members = self._members()
+        layout = self._layout()
+        self.members = members = None if found.row is None else self._members()
         how: Any = {"members": members, "steps_per_call": found.group["steps_per_call"]}
         self.trainer = engine.open_trainer(self.experiment, options, splits, layout, Clock(), **how)
         shape = None
@@ -212,6 +217,14 @@ class _Recording:
         exact, why = self._verdict(agrees, at)
         batch, key = self.retraining.batch(number - 1), jax.random.fold_in(state.key, state.step)
         return Replay(number, state, batch, key, exact, why, self)
+
+    def examples(self, step: int) -> np.ndarray | None:
+        """As `Replay.examples`, of the update ``step``."""
+        config = self.experiment.config
+        seed = config.seed if self.members is None or self.members.shared_seed is None else self.members.shared_seed
+        steps = np.array([step - 1], np.int32)
+        chosen = np.asarray(self.trainer.programs.source.order(seed, steps, config.batch_size))[0]
+        return chosen if chosen.shape == (config.batch_size,) else None
 
     @functools.cached_property
     def one_step(self) -> Any:
