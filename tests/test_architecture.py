@@ -46,10 +46,11 @@ LAZY = (
     ),
     *("tensorboardX", "wandb", "mlflow", "pandas"),
 )
-# The second sets the environment of worker processes; the third switches kernels; the fourth the compiler's options;
-# the last reads a secret.
+# The second and the last set the environment of other processes; the third switches kernels; the fourth the compiler's
+# options; the fifth reads a secret; the sixth notes what an experiment reads.
 ENVIRONMENT = (
     *("data/_files.py", "data/_grain.py", "nn/_onednn.py", "observe/_compiler_options.py", "parallel/_link.py"),
+    *("proof/_conditions.py", "proof/_fresh.py"),
 )
 MOST_TOP_LEVEL_NAMES = 48
 # These may only fall: names that packages import from each other beside those in `__all__`, and circles of modules.

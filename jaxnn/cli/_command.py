@@ -29,15 +29,15 @@ def run_command(argv: Sequence[str] | None = None) -> None:
     """Runs the ``jaxnn`` command with ``argv``, by default that of the process."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     with exit_on_user_error(owns_process=argv is None):
-        if arguments[:1] == ["plan"] and len(arguments) > 1 and not arguments[1].startswith("-"):
-            if argv is None:
+        if arguments[:1] in (["plan"], ["verify"]) and len(arguments) > 1 and not arguments[1].startswith("-"):
+            if argv is None and arguments[0] == "plan":
                 only_compile(arguments)  # before the script starts JAX
             # The flags are the script's own.
-            main(experiment_of(Path(arguments[1])), ["plan", *arguments[2:]])
+            main(experiment_of(Path(arguments[1])), [arguments[0], *arguments[2:]])
             return
         if argv is None and arguments[:1] == ["plot"] and given(arguments, "--confusion") is None:
             jax.config.update("jax_platforms", "cpu")  # importances are computed: a GPU may be busy with the sweep
-        functions = devices, runs, show, plot, compare, export, autopsy, plan
+        functions = devices, runs, show, plot, compare, export, autopsy, plan, verify
         calls = {function.__name__: _deferred(function) for function in functions}
         arguments = arguments or ["--help"]
         tyro.extras.subcommand_cli_from_dict(calls, prog="jaxnn", description=__doc__, args=arguments)()
@@ -243,6 +243,17 @@ def plan(script: tyro.conf.Positional[Path], /) -> None:
     """Compiles a script's experiment for a card that need not be here: jaxnn plan my_script.py --for h100.
 
     Other flags are the script's own: ``jaxnn plan my_script.py --help``.
+
+    Args:
+        script: a file that defines ``experiment``.
+    """
+    raise AssertionError(script)  # `run_command` passes it on
+
+
+def verify(script: tyro.conf.Positional[Path], /) -> None:
+    """Proves that a script's experiment computes the same each time: jaxnn verify my_script.py --steps 200.
+
+    Other flags are the script's own: ``jaxnn verify my_script.py --help``.
 
     Args:
         script: a file that defines ``experiment``.

@@ -8,6 +8,7 @@ import gc
 import inspect
 import io
 import itertools
+import json
 import re
 import sys
 import typing
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 
 from jaxnn._fields import with_changes, with_fields
-from jaxnn._json import check_same_config, config_from_json, leaf_fields
+from jaxnn._json import check_same_config, config_from_json, jsonable, leaf_fields
 from jaxnn._signals import INTERRUPTED, RESUMABLE
 from jaxnn._text import any_text, drop_output, is_of_output
 from jaxnn.cli import _process
@@ -32,20 +33,23 @@ from jaxnn.types import USUAL_NAMES, ConfigError, Experiment, suggest
 if TYPE_CHECKING:
     from jaxnn.advice import Advice
     from jaxnn.plans import StepPlan
+    from jaxnn.proof import Verification
     from jaxnn.search import Points, Searcher
     from jaxnn.sweeps import Sweep
 
 BOTH_GIVEN = "--budget chooses the number of steps, and --num-steps gives it: leave one of them out."
 _DESIGN = {field.name for field in dataclasses.fields(Design)}
-COMMANDS = ("run", "sweep", "evaluate", "plan", "advise", "summary")
+COMMANDS = ("run", "sweep", "evaluate", "plan", "advise", "summary", "verify")
 _ABOUT_RUN = (
     "First words: `sweep` trains many runs together, `evaluate` measures a recorded run, `plan` compiles for a card, "
-    "`advise` compares devices, `summary` shows the model's layers; see `sweep --help`."
+    "`advise` compares devices, `summary` shows the model's layers, `verify` proves that runs are equal; "
+    "see `sweep --help`."
 )
 _ABOUT = {
     "plan": "Compiles one step for a card that need not be here, `--for h100`: memory, work, bounds; trains nothing.",
     "advise": "Measures one step, batch sizes and sweeps per kind of device and shows which to use; trains nothing.",
     "summary": "Shows the model's layers: output shapes, parameters, operations; trains nothing. Takes a run's flags.",
+    "verify": "Proves in fresh processes that the experiment computes the same each time, and names what differs.",
 }
 
 
@@ -58,7 +62,7 @@ def main(
     options: RunOptions | None = None,
     commands: Mapping[str, Callable[..., Any]] = {},
     at_end: str | None = None,
-) -> Run | Sweep | StepPlan | Advice | ModelSummary | None:
+) -> Run | Sweep | StepPlan | Advice | ModelSummary | Verification | None:
     """Runs ``experiment`` as a script: flags change its config, whose values are their defaults, and how it is run.
 
     With ``--resume DIR`` the flags' defaults are the config recorded in DIR. The persistent compile cache is on.
@@ -71,6 +75,7 @@ def main(
     | ``plan`` | what it needs and can reach on a graphics card, compiled and not run: ``--for h100`` |
     | ``advise`` | which kind of device it should train on, and what would fill it: ``--devices cpu gpu`` |
     | ``summary`` | the model's layers: output shapes, parameters, operations; with a run's flags |
+    | ``verify`` | whether runs, resumed runs and members of sweeps are equal on this machine: ``--steps 200 --json`` |
 
     >>> jn.main(experiment, ["--learning-rate", "0.5", "--no-record"])  # doctest: +SKIP
     finished  step 20 ...
@@ -88,7 +93,7 @@ def main(
 
     Raises:
         SystemExit: 2 after wrong input, 1 after training failed, each with one line on standard error; 75 after an
-            interruption that can be resumed, 130 after another.
+            interruption that can be resumed, 130 after another; 1 after a verification with a failure.
     """
     if argv is None:
         # Imports leave over 100,000 objects: the garbage collector would walk them again and again, and at the end.
@@ -124,6 +129,8 @@ def main(
             config, *_ = parse_run(experiment, arguments, options, _ABOUT[command])
             print(layers := model_summary(dataclasses.replace(experiment, config=config)))
             return layers
+        if command == "verify":
+            return _verify(experiment, arguments, options)
         if command in ("plan", "advise"):
             from jaxnn import advice, plans
 
@@ -152,6 +159,19 @@ def main(
                 raise
             drop_output()  # the run is finished and saved
     return run
+
+
+def _verify(experiment: Experiment[Any], arguments: Sequence[str], options: RunOptions | None) -> Verification:
+    """Prints whether the experiment computes the same each time; exits with 1 if a check failed."""
+    from jaxnn import proof
+
+    defaults = proof.VerifyOptions(monitor="loss" if options is None else options.monitor)
+    config, given_options, _ = parse_run(experiment, arguments, defaults, _ABOUT["verify"])
+    found = proof.verify(dataclasses.replace(experiment, config=config), given_options)
+    print(json.dumps(jsonable(found.as_json())) if given_options.json else found)
+    if found.failed:
+        raise SystemExit(_process.FAILED)
+    return found
 
 
 def _call_with_run(experiment: Experiment[Any], command: Callable[..., Any], arguments: Sequence[str]) -> None:

@@ -1,0 +1,422 @@
+"""Fresh processes of `verify`: how one is started, and what it trains, asks of the data and compares."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnn import engine
+from jaxnn._fingerprints import data_fingerprint
+from jaxnn._json import config_from_json, config_json, jsonable
+from jaxnn._provenance import jax_flags
+from jaxnn.data import is_augmented
+from jaxnn.observe import cpu_count, known_faults
+from jaxnn.proof._conditions import changed, reads_noted
+from jaxnn.record import RecordReader, load_checkpoint
+from jaxnn.run import fit
+from jaxnn.search import zip as zip_values
+from jaxnn.sweeps import sweep
+from jaxnn.types import (
+    ConfigError,
+    Experiment,
+    JaxnnError,
+    PyTree,
+    TrainState,
+    is_key,
+    named_leaves,
+    named_object,
+)
+
+CALLS = 40  # of one program on equal buffers, as the race of jax#39741 was found
+ASKED = 4  # the first steps, whose batches are asked for in two orders
+MOST_DEVICES = 4
+KILL_WITHIN = 60.0  # seconds that a run waits for its first checkpoint before it is killed
+SAVED_BYTES = 64 << 20  # of a batch that is written for a comparison
+# Largest distance of two runs that only round differently, in units of the update so far; by the width of products.
+TOLERANCE, HALF_TOLERANCE = 0.01, 0.25
+_PARTS = "data", "task", "optimizer", "step", "params"  # of an experiment, besides its config
+_is_fresh = False
+
+
+class Origin(NamedTuple):
+    """Where a fresh process finds an experiment: a variable of a module, or an entry of a dict there."""
+
+    module: str
+    file: str  # the module's
+    name: str
+    key: str | None  # in the dict of that name
+
+    @staticmethod
+    def of(experiment: Experiment[Any]) -> Origin:
+        """The variable that holds ``experiment``, at any config; ConfigError if no file has one."""
+        parts = [getattr(experiment, part) for part in _PARTS]
+        names = [getattr(part, "__module__", "") for part in (*parts, type(experiment.config))]
+        # Its functions may come from a module that makes experiments.
+        for module in filter(None, map(sys.modules.get, dict.fromkeys([*names, "__main__", *sys.modules]))):
+            if (file := getattr(module, "__file__", None)) is None:
+                continue
+            spec: Any = getattr(module, "__spec__", None)  # that of a script is None
+            known = Path(file).stem if spec is None else spec.name
+            for name, value in vars(module).items():
+                for key, one in value.items() if isinstance(value, dict) else [(None, value)]:
+                    if isinstance(one, Experiment) and parts == [getattr(one, part) for part in _PARTS]:
+                        return Origin(known, str(Path(file).resolve()), name, key)
+        raise ConfigError(
+            "verify runs the experiment in fresh processes, which import it from a file, and no file has it as a "
+            "variable: write `experiment = jn.Experiment(…)` at the top level of a script, and run "
+            "`jaxnn verify script.py`."
+        )
+
+    def load(self, config: dict[str, Any]) -> Experiment[Any]:
+        """Imports the experiment, at a ``config``."""
+        sys.argv = [self.file, "verify"]  # of a script that runs when it is imported
+        sys.path.insert(0, str(Path(self.file).parent))
+        found: Any = named_object(f"{self.module}:{self.name}", "the experiment")
+        experiment: Experiment[Any] = found if self.key is None else found[self.key]
+        return dataclasses.replace(experiment, config=config_from_json(config, experiment.config))
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What one fresh process does."""
+
+    folder: Path  # gets its files: result.json, stderr, batch.npz, and the run in ``run``
+    steps: int = 0  # after which the run stops; 0: it trains nothing
+    every: int = 1  # steps of a window, and between checkpoints
+    keep: int = 2  # number of checkpoints to keep
+    steps_per_call: int | None = None  # None: measured, as in a run
+    kill: bool = False  # whether it kills itself after a random window
+    resume: Path | None = None  # the directory of a run to resume; None: a new run
+    against: Path | None = None  # the directory of a run whose newest state is compared with that of this run
+    calls: bool = False  # whether one compiled call is repeated
+    others: bool = False  # whether short runs on several devices and in a sweep are compared with a run alone
+    probe: bool = False  # whether digests of data, programs and batches are reported
+    remedies: tuple[str, ...] = ()  # conditions of the process to change
+    variables: Mapping[str, str | None] = dataclasses.field(default_factory=dict)  # of the environment; None: removed
+
+    def start(self, origin: Origin, config: Any, monitor: str) -> dict[str, Any]:
+        """Runs a fresh process and returns its result; empty if it killed itself, as it should.
+
+        ConfigError with the last line of its standard error if it ends without a result.
+        """
+        self.folder.mkdir(parents=True)
+        about = {"origin": origin, "config": config_json(config), "monitor": monitor, "flags": jax_flags()}
+        (self.folder / "job.json").write_text(json.dumps(jsonable({**about, "job": dataclasses.asdict(self)})))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment.setdefault("PYTHONHASHSEED", str(random.SystemRandom().randrange(1, 2**32)))
+        for name, value in self.variables.items():
+            before = environment.pop(name, "")
+            if value is not None:
+                environment[name] = f"{before} {value}".strip() if name == "XLA_FLAGS" else value
+        command = [sys.executable, "-P", "-c", f"from {__name__} import main; main()", str(self.folder / "job.json")]
+        with (self.folder / "stderr").open("w") as errors:
+            done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors, check=False)
+        if (result := self.folder / "result.json").exists():
+            return dict(json.loads(result.read_text()))
+        if self.kill and done.returncode == -signal.SIGKILL:
+            return {}
+        said = (self.folder / "stderr").read_text(errors="replace").strip().splitlines() or [
+            f"status {done.returncode}"
+        ]
+        raise ConfigError(f"the experiment of {origin.file} cannot be run in a fresh process: {said[-1]}")
+
+
+def main() -> None:
+    """Does the job in the file that is named on the command line, and writes its result."""
+    global _is_fresh
+    _is_fresh = True
+    given = json.loads(Path(sys.argv[1]).read_text())
+    job, origin, reads, callbacks = Job(**given["job"]), Origin(*given["origin"]), set[str](), list[str]()
+    if "core" in job.remedies:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    for name, value in given["flags"].items():
+        jax.config.update(name, value)
+    try:
+        with reads_noted(reads), changed(job.remedies, callbacks):
+            result = _Work(origin.load(given["config"]), job, given["monitor"]).done()
+    except JaxnnError as error:
+        raise SystemExit(str(error)) from None
+    result |= {"reads": sorted(reads), "callbacks": sorted(set(callbacks))}
+    Path(job.folder, "result.json").write_text(json.dumps(jsonable(result)))
+
+
+class _Work:
+    """What a fresh process does with an experiment, whose data are loaded once, as in a run."""
+
+    def __init__(self, experiment: Experiment[Any], job: Job, monitor: str) -> None:
+        self.made, self.job, self.folder, self.monitor = experiment, job, Path(job.folder), monitor
+        self.splits = engine.load_data(experiment)
+        if "augmentation" in job.remedies:
+            source: Any = self.splits.train
+            fields = [name for name in ("augment", "host_augment") if hasattr(source, name)]
+            self.splits = self.splits._replace(train=dataclasses.replace(source, **dict.fromkeys(fields)))
+        self.experiment = dataclasses.replace(experiment, data=lambda config: self.splits)
+
+    @functools.cached_property
+    def programs(self) -> engine.Programs:
+        programs = engine.programs_of(self.experiment, self.splits)
+        return dataclasses.replace(programs, deterministic=True) if self.deterministic else programs
+
+    @property
+    def deterministic(self) -> bool:
+        return "deterministic" in self.job.remedies
+
+    def done(self) -> dict[str, Any]:
+        result: dict[str, Any] = {"platform": jax.default_backend()}
+        if self.job.steps:
+            result |= self.trained()
+        if self.job.calls and "error" not in result:
+            result["calls"] = self.calls(result["steps_per_call"], result["seconds"])
+        if self.job.others:
+            result["others"] = self.others()
+        return result | (self.probed() if self.job.probe else {})
+
+    def options(self, steps: int, **more: Any) -> dict[str, Any]:
+        """Those of a run that stops after ``steps``, of the plan of all steps: schedules stay as they are."""
+
+        def stop(lines: Sequence[Mapping[str, Any]]) -> bool:
+            return bool(lines[-1]["step"] >= steps)
+
+        how: dict[str, Any] = {"report_every": self.job.every, "eval_every": steps, "eval_batches": 1, "keep_best": 0}
+        how |= {"steps_per_call": self.job.steps_per_call, "monitor": self.monitor, "stop": stop}
+        how["deterministic"] = self.deterministic
+        return {**how, "progress": "none", "stall_after": 0, **more}
+
+    def trained(self) -> dict[str, Any]:
+        """Trains a run, or resumes one."""
+        job, killer = self.job, _Killer(self.folder / "run" / "checkpoints", self.job)
+        where = {"run_dir": self.folder / "run", "checkpoint_every": job.every, "keep_last": job.keep}
+        how = self.options(job.steps, **where, writers=(killer,) if job.kill else ())
+        if job.resume is not None:
+            how = {name: how[name] for name in ("stop", "progress", "stall_after", "writers")} | {"resume": job.resume}
+        try:
+            run = fit(self.experiment, **how)
+        except JaxnnError as error:  # such as data that are not those of the run to resume
+            return {"error": str(error)}
+        if job.kill:
+            killer.join()
+        assert run.dir is not None
+        length = RecordReader(run.dir).run_facts()["groups"][0]["steps_per_call"]
+        result = {"seconds": run.summary.seconds.get("train", 0.0), "steps_per_call": length}
+        if job.against is not None:
+            result["against"] = self.compared(load_checkpoint(job.against, run.state), run.state)
+        return result
+
+    def calls(self, length: int, seconds: float) -> dict[str, Any] | None:
+        """Repeats one compiled call, of one step if long ones would take too long; the first array that differs."""
+        if CALLS * length * seconds / self.job.steps > max(2.0, 0.3 * seconds):
+            length = 1
+        feed, expected = self.programs.spec.feed, list[Any]()
+        with contextlib.closing(feed):
+            program, initial = self.programs.train(None, length, "verify"), self.programs.init()
+            zeros: Any = self.programs.zeros(None)._replace(is_last=np.ones((), np.bool_))
+            examples = feed.prepare(0, length)
+            for number in range(CALLS):
+                state, totals = program(jax.tree.map(jnp.copy, initial), zeros, examples)
+                digests = np.asarray(totals.digests)
+                expected = expected or [state, digests]
+                if not np.array_equal(digests, expected[1]):
+                    return {"call": number + 1, "steps": length, "difference": difference(expected[0], state)}
+        return None
+
+    def others(self) -> dict[str, Any]:
+        """Compares runs of one window on several devices, and as a member of a sweep, with a run alone."""
+        how, found = self.options(self.job.every, checkpoint_every=0), dict[str, Any]()
+        solo = fit(self.experiment, record=False, **how).state
+        for count in (2, MOST_DEVICES):
+            if count <= jax.local_device_count():
+                with _left_out(found, name := f"{count} devices"):
+                    run = fit(self.experiment, record=False, **how, devices=count, strategy="data")
+                    found[name] = self.compared(solo, run.state)
+        config, values = self.made.config, dict[str, Any]()
+        if isinstance(rate := getattr(config, "learning_rate", None), float):
+            values["learning_rate"] = rate, rate / 2
+        if self.programs.spec.feed.resident or not values:  # else members share the order of the data
+            values["seed"] = config.seed, (config.seed + 1) % 2**32
+        with _left_out(found, name := "member of a sweep"):
+            # Free memory may have become less since.
+            resident = True if self.programs.spec.feed.resident else None
+            where = {"run_dir": self.folder / "sweep", "checkpoint_every": None, "resident": resident}
+            swept = sweep(self.experiment, zip_values(**values), **{**how, **where}, vmap_size=2, devices=1)
+            found[name] = self.compared(solo, swept.run(0).state)
+        return found
+
+    def compared(self, one: TrainState, other: TrainState) -> dict[str, Any]:
+        """How far two states are from each other, and whether rounding explains it."""
+        share = _distance(one.params, other.params, self.programs.init().params)
+        is_half = any("16" in dtype for dtype in self.programs.traced_step.product_dtypes)
+        rounds = share <= (HALF_TOLERANCE if is_half else TOLERANCE)
+        return {"rounds": rounds, "share": share, "difference": difference(one, other)}
+
+    def probed(self) -> dict[str, Any]:
+        """Digests of what a run is made from, whether they are equal when made again, and facts for causes."""
+        facts, again = self.facts(self.programs), self.facts(None)
+        batches, arrays = self.batches(self.programs, range(ASKED))
+        repeated, threads, train = self.batches(self.programs, range(ASKED))[0], self.programs, self.splits.train
+        if getattr(train, "num_workers", 0):
+            alone = self.splits._replace(train=dataclasses.replace(train, num_workers=0))  # type: ignore[type-var]
+            threads = engine.programs_of(self.experiment, alone)
+        backwards, _ = self.batches(threads, range(ASKED)[::-1])
+        if sum(array.nbytes for array in arrays.values()) <= SAVED_BYTES:
+            np.savez(self.folder / "batch.npz", **arrays)  # type: ignore[arg-type]
+        step, platform = self.programs.traced_step, "cpu" if jax.default_backend() == "cpu" else "cuda"
+        return {
+            "facts": facts | {"batches": digest([batches[number] for number in range(ASKED)])},
+            "again": {name: value == again[name] for name, value in facts.items()},
+            "asked again": repeated == batches,
+            "backwards": backwards == batches,
+            "has_callbacks": any("callback" in equation.primitive.name for equation, _ in step.equations()),
+            "is_native": any("onednn" in names for names in step.implementations.values()),
+            "is_augmented": is_augmented(train) or getattr(train, "host_augment", None) is not None,
+            "faults": " ".join(f"--{n}={value}" for fault in known_faults(platform) for n, value in fault.options),
+        }
+
+    def facts(self, programs: engine.Programs | None) -> dict[str, str]:
+        """Digests of the data, the order of the first steps, the programs and the initial values; None: made again."""
+        programs = programs or engine.programs_of(self.made, engine.load_data(self.made))
+        config, splits, made = self.made.config, programs.splits, programs.fingerprint()
+        order = splits.train.order(config.seed, np.arange(ASKED, dtype=np.int32), config.batch_size)
+        return {
+            "data": digest([data_fingerprint(splits), [source.examples for source in splits.named().values()]]),
+            "order": digest(np.asarray(order)),
+            "program": f"{made['program']} {made['batches'] if splits.train.examples is not None else ''}",
+            "evaluation": str(made["evaluation"]),
+            "initial": digest(programs.init()),
+        }
+
+    def batches(self, programs: engine.Programs, steps: Sequence[int]) -> tuple[dict[int, str], dict[str, np.ndarray]]:
+        """Digests of the batches of ``steps``, as a run trains on them, and the arrays of step 0."""
+        seed, feed, source = self.made.config.seed, programs.spec.feed, programs.source
+        found, arrays = dict[int, str](), dict[str, np.ndarray]()
+
+        @jax.jit
+        def batch_of(examples: Any, step: jax.Array) -> Any:
+            batch = feed.batch(examples, jax.tree.map(lambda leaf: leaf[0], feed.rows(examples, seed, step[None])))
+            return (
+                source.transform(batch, jax.random.fold_in(jax.random.key(seed), step))
+                if is_augmented(source)
+                else batch
+            )
+
+        with contextlib.closing(feed):
+            for step in steps:
+                batch = jax.device_get(batch_of(feed.prepare(step, 1), jnp.int32(step)))
+                found[step] = digest(batch)
+                arrays |= {name.replace("/", "."): leaf for name, leaf in named_leaves(batch).items() if step == 0}
+        return found, arrays
+
+
+class _Killer:
+    """A metric writer that kills its process: after a random window, once there is a checkpoint, at any moment."""
+
+    def __init__(self, checkpoints: Path, job: Job) -> None:
+        draw, windows = random.SystemRandom(), max(1, job.steps // job.every)
+        self._checkpoints, self._thread = checkpoints, threading.Thread(target=self._kill, daemon=True)
+        self._step = job.every * draw.randrange(min(2, windows), max(3, windows))
+        self._share, self._delay = draw.random(), 0.0
+
+    def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        if lines[-1]["step"] >= self._step and not self._thread.is_alive():
+            deadline = time.monotonic() + KILL_WITHIN
+            while time.monotonic() < deadline and not any(one.name.isdigit() for one in self._checkpoints.glob("*")):
+                time.sleep(0.001)
+            self._delay = self._share * float(lines[-1]["seconds"])
+            self._thread.start()
+
+    def join(self) -> None:
+        """Waits for the kill; a run that ended meanwhile is killed at its end."""
+        if self._thread.is_alive():
+            self._thread.join()
+        self._kill()
+
+    def _kill(self) -> None:
+        time.sleep(self._delay)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _left_out(found: dict[str, Any], name: str) -> Iterator[None]:
+    """Notes why a comparison cannot be made here."""
+    try:
+        yield
+    except JaxnnError as error:
+        found[name] = {"left out": str(error)}
+
+
+def _host(leaf: Any) -> np.ndarray:
+    return np.atleast_1d(np.ascontiguousarray(jax.random.key_data(leaf) if is_key(leaf) else leaf))
+
+
+def digest(tree: PyTree) -> str:
+    """A digest of the leaves of a tree, arrays or plain values, in their order."""
+    found = hashlib.blake2b(digest_size=16)
+    for array in map(_host, jax.tree.leaves(tree)):
+        found.update(f"{array.dtype} {array.shape}".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
+
+
+def difference(one: PyTree, other: PyTree) -> dict[str, Any] | None:
+    """The first array that differs in two trees: its ``leaf``, the ``numbers`` that differ ``of`` all, most ``ulp``."""
+    others = named_leaves(other)
+    for name, leaf in named_leaves(one).items():
+        a, b = _host(leaf), _host(others.get(name, ()))
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            return {"leaf": name, "numbers": a.size, "of": a.size, "ulp": None}
+        bits = [array.view(f"V{array.dtype.itemsize}") for array in (a, b)]
+        if wrong := int(np.count_nonzero(bits[0] != bits[1])):
+            ulp = int(abs(_ordered(a) - _ordered(b)).max()) if jnp.issubdtype(a.dtype, jnp.floating) else None
+            return {"leaf": name, "numbers": wrong, "of": a.size, "ulp": ulp}
+    return None
+
+
+def _ordered(array: np.ndarray) -> np.ndarray:
+    """Floats as Python integers in their order, so that neighbours differ by one."""
+    signed, least = array.view(f"i{array.dtype.itemsize}").astype(object), -(2 ** (8 * array.dtype.itemsize - 1))
+    return np.where(signed < 0, least - signed, signed)
+
+
+def _distance(one: PyTree, other: PyTree, first: PyTree) -> float:
+    """The distance of two trees of parameters in units of that of ``one`` from the ``first``; 0 if they are equal."""
+
+    def norm(a: PyTree, b: PyTree) -> float:
+        pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+        return float(np.sqrt(sum(np.square(np.float64(x) - np.float64(y)).sum() for x, y in pairs)))
+
+    return apart / (norm(one, first) or 1.0) if (apart := norm(one, other)) else 0.0
+
+
+def check_outside() -> None:
+    """Raises ConfigError in a fresh process, whose script must not start another verification."""
+    if _is_fresh:
+        raise ConfigError(
+            "the script runs when it is imported, as fresh processes of verify do: put its last lines under "
+            'if __name__ == "__main__":.'
+        )
+
+
+def num_devices() -> int:
+    """The number of devices that a CPU with this many cores is divided into; 1 if cores cannot be chosen."""
+    return min(cpu_count() or 1, MOST_DEVICES) if hasattr(os, "sched_setaffinity") else 1
+
+
+def is_set(name: str) -> bool:
+    """Whether the environment has a variable."""
+    return name in os.environ
