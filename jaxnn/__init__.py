@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from jaxnn.engine import RunOptions
     from jaxnn.optim import schedules
     from jaxnn.plans import plan
-    from jaxnn.proof import autopsy, replay, verify
+    from jaxnn.proof import autopsy, diff, replay, verify
     from jaxnn.record import load_checkpoint, load_weights, save_checkpoint, save_weights
     from jaxnn.run import NetworkClassifier, NetworkRegressor, Run, fit, iterate, model_summary, open_run, train
     from jaxnn.search import grid
@@ -51,6 +51,7 @@ __all__ = [
     "autopsy",
     "compare",
     "data",
+    "diff",
     "fit",
     "grid",
     "iterate",
@@ -88,7 +89,7 @@ _NAMES = {
     ".engine": "RunOptions",
     ".optim": "schedules",
     ".plans": "plan",
-    ".proof": "autopsy replay verify",
+    ".proof": "autopsy diff replay verify",
     ".record": "load_checkpoint load_weights save_checkpoint save_weights",
     ".run": "NetworkClassifier NetworkRegressor Run fit iterate model_summary open_run train",
     ".search": "grid",

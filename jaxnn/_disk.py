@@ -72,8 +72,11 @@ def write_json(path: Path, content: Mapping[str, Any] | list[Any]) -> None:
     write_bytes(path, f"{json.dumps(jsonable(content), indent=2, allow_nan=False)}\n".encode())
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replaces ``path`` by ``content`` atomically; RecordError if the disk refuses, and ``path`` is unchanged."""
+def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Replaces ``path`` by ``content`` atomically; RecordError if the disk refuses, and ``path`` is unchanged.
+
+    Unless ``durable``, it does not wait until the disk has it.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with refusals(f"{path} cannot be written"):
         try:
@@ -81,7 +84,8 @@ def write_bytes(path: Path, content: bytes) -> None:
             with temporary.open("xb") as file:
                 file.write(content)
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)

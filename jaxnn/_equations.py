@@ -1,9 +1,14 @@
-"""The equations of a traced program, at any depth."""
+"""The equations of a traced program, at any depth, and their lines in the source."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from jax.extend import core
+from jax.extend import core, source_info_util
+
+_OWN = __file__.rpartition("_equations")[0]
+_LIBRARY = re.compile(rf"{re.escape(_OWN)}|[^(]*/site-packages/(flax|optax|chex)/")
+_FRAMES = 24  # that are looked at, from the innermost
 
 
 def equations(jaxpr: Any, scopes: str = "") -> Iterator[tuple[Any, str]]:
@@ -24,6 +29,21 @@ def equation_paths(jaxpr: Any, scopes: str = "", path: tuple[Any, ...] = ()) -> 
         yield (*path, equation), within
         for inner in core.jaxprs_in_params(equation.params):
             yield from equation_paths(inner, within, (*path, equation))
+
+
+def source_line(equation: Any) -> str:
+    """Returns the line of code that made an ``equation``, as ``train.py:31 (task)``, with the file's path.
+
+    It is the innermost in the user's code, else in a library other than JAX; empty if there is none.
+    """
+    # Frames as "train.py:31:4 (task)".
+    frames = source_info_util.summarize(equation.source_info, num_frames=_FRAMES).splitlines()[::-1]
+    # At the top level of a script stands the call that trains.
+    own = (frame for frame in frames if not _LIBRARY.match(frame) and not frame.endswith(" (<module>)"))
+    place, _, function = next(own, next(iter(frames), "")).rpartition(" (")
+    file, _, line = (place if place.count(":") < 2 else place.rpartition(":")[0]).rpartition(":")
+    file = file.rpartition("/site-packages/")[2].replace(_OWN, "jaxnn/")
+    return f"{file}:{line} ({function.replace('.<locals>', '')}" if place else ""
 
 
 def constants_and_carries(scan: Any, body: Any) -> tuple[int, int]:

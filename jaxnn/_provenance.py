@@ -1,33 +1,78 @@
 """The origin of a run: the command, its code in git, and the settings of JAX."""
 
+import contextlib
+import difflib
+import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from jaxnn._fingerprints import text_fingerprint
 from jaxnn.types import Experiment
+
+MOST_CODE = 2**20  # bytes of what is not committed that are kept
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
     """The commit, and whether the work tree around ``folder`` differs from it; None without git or a commit."""
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(folder), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-
     try:
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+        commit, status = _ask_git(folder, ["rev-parse", "HEAD"], ["status", "--porcelain"])
+        return {"commit": commit.strip(), "dirty": bool(status.strip())}
     except (OSError, subprocess.SubprocessError):
         return None
 
 
+def _ask_git(folder: Path, *commands: Sequence[str]) -> list[str]:
+    """The outputs of git for ``commands``, which run side by side; of each a byte more than `MOST_CODE` at most."""
+    with contextlib.ExitStack() as stack:
+        outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in commands]
+        started = []
+        for words, output in zip(commands, outputs, strict=True):
+            git = ["git", "-C", str(folder), *words]
+            started.append(stack.enter_context(subprocess.Popen(git, stdout=output, stderr=subprocess.DEVNULL)))
+            stack.callback(started[-1].kill)  # one that is over stays as it is
+        for process in started:
+            if (code := process.wait(timeout=10)) != 0:
+                raise subprocess.CalledProcessError(code, "git")
+        for output in outputs:
+            output.seek(0)
+        return [output.read(MOST_CODE + 1).decode(errors="replace") for output in outputs]
+
+
 def script() -> dict[str, Any]:
-    """The command that was run, and the git state of its script's folder."""
+    """The command that was run, the git state of its script's folder, and the text of what is not committed.
+
+    ``patch`` is that text, and ``code`` its digest, its size in bytes and whether it was cut to `MOST_CODE`.
+    """
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    folder = Path(main).resolve().parent if main else Path.cwd()
-    return {"command": sys.argv, "git": git_state(folder)}
+    file = None if main is None else Path(main).resolve()
+    folder, git, patch, root = Path.cwd() if file is None else file.parent, None, "", None
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        where, status, patch, known = _ask_git(
+            folder,
+            ["rev-parse", "HEAD", "--show-toplevel"],
+            ["status", "--porcelain"],
+            # No program is run that the repository's settings name.
+            ["diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color"],
+            ["ls-files", "--", str(file or folder)],
+        )
+        commit, root = where.splitlines()[:2]
+        git = {"commit": commit, "dirty": bool(status.strip())}
+        file = None if known else file
+    if file is not None:
+        with contextlib.suppress(OSError, ValueError):
+            lines = file.read_text(errors="replace").splitlines(keepends=True)
+            name = file.name if root is None else os.path.relpath(file, root)
+            patch += "".join(difflib.unified_diff([], lines, "/dev/null", f"b/{name}"))
+    content = patch.encode()
+    patch = content[:MOST_CODE].decode(errors="ignore")
+    code = {"digest": text_fingerprint(patch), "bytes": len(patch.encode()), "cut": len(content) > MOST_CODE}
+    return {"command": sys.argv, "git": git, "code": code, "patch": patch}
 
 
 def jax_flags() -> dict[str, Any]:

@@ -37,7 +37,7 @@ def run_command(argv: Sequence[str] | None = None) -> None:
             return
         if argv is None and arguments[:1] == ["plot"] and given(arguments, "--confusion") is None:
             jax.config.update("jax_platforms", "cpu")  # importances are computed: a GPU may be busy with the sweep
-        functions = devices, runs, show, plot, compare, export, autopsy, plan, verify
+        functions = devices, runs, show, plot, compare, diff, export, autopsy, plan, verify
         calls = {function.__name__: _deferred(function) for function in functions}
         arguments = arguments or ["--help"]
         tyro.extras.subcommand_cli_from_dict(calls, prog="jaxnn", description=__doc__, args=arguments)()
@@ -180,6 +180,35 @@ def compare(
     """
     left, right = (sweeps.open_sweep(path) if RecordReader(path).is_sweep else path for path in (a, b))
     print(printable(sweeps.compare(left, right, metric)))
+
+
+def diff(
+    a: tyro.conf.Positional[Path],
+    b: tyro.conf.Positional[Path],
+    /,
+    *,
+    member: tuple[int, ...] = (),
+    script: tuple[Path, ...] = (),
+    json: tyro.conf.FlagCreatePairsOff[bool] = False,
+) -> None:
+    """Says from which step two runs differ, in what, and the likeliest cause: jaxnn diff runs/A runs/B.
+
+    Args:
+        a: the directory of a run or a sweep.
+        b: the directory of the run or the sweep to compare with it.
+        member: the number of a member of each sweep; one number for both.
+        script: the file that defines ``experiment``, or one for each: finds the exact step.
+        json: print JSON.
+    """
+    from jaxnn.proof import diff  # most commands need no model
+
+    if len(member) > 2 or len(script) > 2:
+        raise ConfigError("jaxnn diff compares two runs: give at most two numbers as --member, two files as --script.")
+    experiments = [experiment_of(one) for one in script]
+    code: Any = tuple(experiments) if len(experiments) > 1 else next(iter(experiments), None)
+    numbers: Any = member[0] if len(member) == 1 else member or None
+    found = diff(a, b, code, member=numbers)
+    print(json_line(found.as_json()).rstrip() if json else found)
 
 
 def export(

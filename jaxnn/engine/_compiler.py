@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,18 +13,17 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxnn import observe
 from jaxnn._clock import Clock
-from jaxnn._fingerprints import STATE_PARTS, data_fingerprint, program_fingerprint, text_fingerprint
+from jaxnn._fingerprints import PARTS, STATE_PARTS, data_fingerprint, program_listing, text_fingerprint
 from jaxnn._text import format_bytes
 from jaxnn.engine import _pure
 from jaxnn.engine._digests import WORDS
 from jaxnn.engine._feed import Piece, evaluation_pieces
-from jaxnn.engine._prediction import in_batches, make_predict, metrics_of_outputs
+from jaxnn.engine._prediction import in_batches, make_predict, metrics_of_made_up_means, metrics_of_outputs
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, Start, find_start, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
 from jaxnn.nn import collect_reasons
 from jaxnn.parallel import Layout, process_count
 from jaxnn.steps import Totals, make_evaluate_step
-from jaxnn.tasks import derived_metrics
 from jaxnn.types import ENDLESS, Array, Batch, ConfigError, Examples, Source, Splits, Task, TrainingError, TrainState
 
 # Initial states are made at most this many at a time, so that one program serves any number of members.
@@ -59,7 +57,7 @@ class Programs:
         size = self.spec.experiment.config.batch_size
         self.first_examples = self.layout.place(self.source.read(np.arange(size)))
         with self.clock.span("trace", "tracing the model"), collect_reasons() as self.reasons:
-            self.shapes = jax.eval_shape(_pure.make_init(self.spec.experiment, self.source), self.first_examples)
+            self.shapes = jax.eval_shape(self._init, self.first_examples)
             self.spec = self.spec._replace(layout=self.layout.resolve(self.shapes))
             if self.layout.mesh is not None:
                 # Parameters as the task makes them still name their mesh axes.
@@ -128,7 +126,7 @@ class Programs:
         for first in range(0, num_members, count):
             # The last few are filled up with the last member.
             rows = np.minimum(np.arange(first, first + count), num_members - 1)
-            states = init(jax.device_put(_rows_of(dict(values), rows), self._init_device), *given)
+            states = init(jax.device_put(_pure.rows_of(dict(values), rows), self._init_device), *given)
             parts.append(to_host(states))
 
         def joined(*leaves: np.ndarray) -> np.ndarray:
@@ -249,7 +247,7 @@ class Programs:
             step=np.int32(step),
             members=with_keys(jax.tree.map(lambda leaf: leaf[rows], host.states), self.shapes),
             # As weakly typed as before, which NumPy's arrays cannot be.
-            values=_rows_of(dict(self.values if values is None else values), rows),
+            values=_pure.rows_of(dict(self.values if values is None else values), rows),
             alive=living,
             bad_step=host.bad_step[rows],
             num_chunks=np.int32(living.any(axis=1).sum()),
@@ -281,24 +279,28 @@ class Programs:
 
         return self.shapes if self.shardings is None else jax.tree.map(shard, self.shapes, self.shardings)
 
-    def fingerprint(self) -> dict[str, str | None]:
-        """Digests of the data, and by `record.PARTS` of what the first member computes, however it is run."""
-        source, step = self.source, np.arange(1, dtype=np.int32)
-        size = self.spec.experiment.config.batch_size
-
-        def make_batch(examples: Examples, rows: jax.Array, key: jax.Array) -> Batch:
-            return source.transform(source.gather(examples, rows), key)
-
-        # Seeds are config. An order is identified by its values, since the host may compute it.
-        order = np.asarray(source.order(0, step, size))
-        rows, order = jax.ShapeDtypeStruct(order.shape[1:], order.dtype), order.tolist()
-        batches = program_fingerprint(make_batch, self._like, rows, self.shapes.key)
-        return {
-            "program": program_fingerprint(self._step, self.shapes, self._trained_on),
-            "batches": text_fingerprint(f"{order} {batches}"),
-            "evaluation": self.evaluation_fingerprint(),
-            "data": data_fingerprint(self.splits),
+    @functools.cached_property
+    def traced(self) -> dict[str, observe.Traced]:
+        """What the first member computes, however it is run, by the `PARTS` of a fingerprint."""
+        order = self._first_order
+        rows = jax.ShapeDtypeStruct(order.shape[1:], order.dtype)
+        parts = {
+            "start": observe.Traced(self._init, self.first_examples),
+            "program": self.traced_step,
+            "batches": observe.Traced(_pure.make_batch(self.source), self._like, rows, self.shapes.key),
         }
+        return parts | ({"evaluation": self._traced_evaluation} if self.splits.eval_split else {})
+
+    def fingerprint(self) -> dict[str, str | None]:
+        """Digests of the data, and by `PARTS` of what the first member computes, however it is run."""
+        prints: dict[str, str | None] = {name: one.fingerprint for name, one in self.traced.items()}
+        # Seeds are config. An order is identified by its values, since the host may compute it.
+        prints["batches"] = text_fingerprint(f"{self._first_order.tolist()} {prints['batches']}")
+        return prints | {"evaluation": self.evaluation_fingerprint(), "data": data_fingerprint(self.splits)}
+
+    def listing(self) -> str:
+        """The equations of `traced` as text, with their lines in the source, at most `MOST_LISTED` characters."""
+        return program_listing({PARTS[name]: one.listing() for name, one in self.traced.items()})
 
     def evaluation_fingerprint(self) -> str | None:
         """A digest of what an evaluation of the first member computes; None without an eval split."""
@@ -306,13 +308,21 @@ class Programs:
             return None
         # Derived metrics are plain Python: identified by their values.
         derived = {name: f"{float(value):.6g}" for name, value in self.derived.items()}
-        program = program_fingerprint(self._evaluate, self.shapes, self.batch)
-        return text_fingerprint(f"{program} {derived}")
+        return text_fingerprint(f"{self._traced_evaluation.fingerprint} {derived}")
 
     @functools.cached_property
     def traced_step(self) -> observe.Traced:
         """A training step of the first member."""
         return observe.Traced(self._step, self.shapes, self._trained_on)
+
+    @functools.cached_property
+    def _traced_evaluation(self) -> observe.Traced:
+        return observe.Traced(self._evaluate, self.shapes, self.batch)
+
+    @functools.cached_property
+    def _first_order(self) -> np.ndarray:
+        """The examples of the first batch ``[1, batch]``."""
+        return np.asarray(self.source.order(0, np.arange(1, dtype=np.int32), self.spec.experiment.config.batch_size))
 
     @functools.cached_property
     def half_sums(self) -> list[Any]:
@@ -322,13 +332,7 @@ class Programs:
     @functools.cached_property
     def derived(self) -> dict[str, float]:
         """The metrics that an evaluation reports, for some means; ConfigError if they cannot be reported."""
-        sums = jax.eval_shape(self._evaluate, self.shapes, self.batch)
-        del sums["count"]
-        numbers = np.linspace(0.4, 0.6, len(sums))
-        means = {name: np.full(one.shape, x)[()] for (name, one), x in zip(sums.items(), numbers, strict=True)}
-        with np.errstate(all="ignore"):
-            unknown = dict.fromkeys(self.task.metrics, math.nan)
-            return derived_metrics(self.task, {**means, **unknown}, "made-up means from 0.4 to 0.6, ")
+        return metrics_of_made_up_means(self.task, jax.eval_shape(self._evaluate, self.shapes, self.batch))
 
     @property
     def _init_arguments(self) -> tuple[Examples, Any]:
@@ -378,7 +382,7 @@ class Programs:
                 return self._lowered_once(init, f"{program}", **jit)
             case _pure.Initialise(count):
                 assert count is not None
-                values = jax.eval_shape(_rows_of, dict(self.values), np.zeros(count, np.int32))
+                values = jax.eval_shape(_pure.rows_of, dict(self.values), np.zeros(count, np.int32))
                 init = _pure.make_population_init(self.spec, count)
                 return self._lowered_once(init, f"{program}", values)
             case _pure.Train(shape, num_steps):
@@ -451,6 +455,10 @@ class Programs:
         return shapes
 
     @functools.cached_property
+    def _init(self) -> Any:
+        return jax.jit(_pure.make_init(self.spec.experiment, self.source))
+
+    @functools.cached_property
     def _step(self) -> Any:
         # Jitted, so that all uses share one trace. The batch is made within: its mask is known there.
         step = _pure.make_step(self.spec.experiment)
@@ -483,9 +491,3 @@ class Programs:
             batch_size = min(self.eval_batch_size, -(-count // shares) * shares)
             self._pieces[split, count] = evaluation_pieces(source, count, batch_size, resident, self.layout)
         return self._pieces[split, count]
-
-
-@jax.jit
-def _rows_of(values: dict[str, jax.Array], rows: jax.Array) -> dict[str, jax.Array]:
-    """The values of some members; one program for all fields."""
-    return {name: value[rows] for name, value in values.items()}

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from jaxnn import record as records
-from jaxnn._fingerprints import changed_implementations, changed_parts, check_same_data
+from jaxnn._fingerprints import Difference, check_same_data
 from jaxnn._json import config_json
 from jaxnn._provenance import jax_flags
+from jaxnn.engine._differences import Described, changes_at_resume, find_differences
 from jaxnn.engine._options import RunOptions
 from jaxnn.engine._trainer import RUNNING, Trainer
 from jaxnn.observe import Compilation, describe_devices
-from jaxnn.parallel import format_mesh
 from jaxnn.types import Experiment
 
 TIME = "%Y-%m-%dT%H:%M:%S%z"
@@ -25,6 +25,7 @@ class PopulationRecord:
     directory: records.Record | None
     facts: dict[str, Any]
     before: Mapping[str, Any] | None = None  # the content at a resume
+    texts: dict[str, str] = dataclasses.field(default_factory=dict)  # files beside it that are not written yet
 
     @classmethod
     def start(
@@ -56,7 +57,7 @@ class PopulationRecord:
             "groups": [dict(group) for group in groups],
             "summary": None,
         }
-        return cls(None, facts)
+        return cls(None, facts, None, {records.Record.CODE: script["patch"]} if script["patch"] else {})
 
     @classmethod
     def resume(
@@ -71,18 +72,26 @@ class PopulationRecord:
 
         ``trainer`` trains a run; the groups of a sweep are opened later, and decide nothing here.
         """
-        process = {name: before[name] for name in ("command", "git", "devices", "jax_flags") if name in before}
+        process = {name: before[name] for name in ("command", "git", "code", "devices", "jax_flags") if name in before}
         resumed = {"time": time.strftime(TIME), "step": 0, "changed": [], "damaged": [], "before": process}
         now = _process_facts(experiment, options, script) | ({} if trainer is None else _trainer_facts(trainer))
         name = options.name or before["name"]  # trackers know it by this
         since = {"name": name, "resumed": [*(before.get("resumed") or ()), resumed], "summary": None}
-        return cls(None, {**before, **now, **since}, before)
+        return cls(None, {**before, **now, **since}, before, {records.Record.CODE: script["patch"]})
+
+    @staticmethod
+    def differences(a: records.Recorded, b: records.Recorded) -> list[Difference]:
+        """Returns what differs between two recorded trainings, the likeliest cause of other numbers first."""
+        sides = [Described(one.about["config"], one.facts, one.group) for one in (a, b)]
+        return find_differences(*sides)
 
     def write(self, **facts: Any) -> None:
-        """Replaces ``record.json``, with these facts changed."""
+        """Replaces ``record.json``, with these facts changed, and writes new texts beside it."""
         self.facts |= facts
         if self.directory is not None:
             self.directory.write(records.RECORD_FILE, self.facts)
+            while self.texts:
+                self.directory.write_text(*self.texts.popitem())
 
     def set_group(self, number: int, **facts: Any) -> None:
         """Changes facts of a group; `write` stores them."""
@@ -120,12 +129,14 @@ class PopulationRecord:
             check_same_data(path, before["fingerprint"], now["fingerprint"]["data"], kind)
             step, damaged = trainer.restore(name, check) if stores else (None, [])
             now["seconds_per_step_measured"] |= before.get("seconds_per_step_measured") or {}
-            changed = _changes(self.before, self.facts, before, now)
+            then = Described(self.before["config"], self.before, {"layout": now["layout"], **before})
+            changed = changes_at_resume(then, Described(self.facts["config"], self.facts, now))
             resumed = self.facts["resumed"][-1]
             resumed["step"] += step or 0
             resumed["changed"] += [change for change in changed if change not in resumed["changed"]]
             resumed["damaged"] += damaged
         self.set_group(number, **now)
+        self.texts[records.Record.listing(path, self.facts, number).name] = trainer.programs.listing()
         return changed, damaged
 
     def write_compilations(self, compilations: Sequence[tuple[int, Any]]) -> None:
@@ -154,39 +165,5 @@ def _process_facts(experiment: Experiment[Any], options: RunOptions, script: Map
         "options": options.recorded(),
         "devices": describe_devices(),
         "jax_flags": jax_flags(),
-        **script,
+        **{name: value for name, value in script.items() if name != "patch"},
     }
-
-
-def _changes(
-    before: Mapping[str, Any], facts: Mapping[str, Any], group_before: Mapping[str, Any], group: Mapping[str, Any]
-) -> list[str]:
-    """Descriptions of what differs: layout, device, programs, versions, flags, stopping rule, length."""
-    changes = []
-    layouts = [_describe(one.get("layout") or group["layout"]) for one in (group_before, group)]
-    if layouts[0] != layouts[1]:
-        changes.append(f"the layout {layouts[0]} → {layouts[1]}")
-    if _device(facts) != _device(before):
-        changes.append(f"the device {_device(before)} → {_device(facts)}")
-    changes += changed_parts(group_before["fingerprint"], group["fingerprint"])
-    changes += changed_implementations(group_before.get("implementations") or {}, group["implementations"])
-    pairs = (before["devices"]["versions"], facts["devices"]["versions"]), (before["jax_flags"], facts["jax_flags"])
-    for old, new in pairs:
-        changes += [f"{name} {old.get(name)} → {new[name]}" for name in new if new[name] != old.get(name)]
-    rules = [str(one["options"].get("stop")).rpartition(":")[2] for one in (before, facts)]
-    if rules[0] != rules[1]:
-        changes.append(f"stop {rules[0]} → {rules[1]}")
-    if (now := facts["config"].get("num_steps")) != (then := before["config"].get("num_steps")):
-        changes.append(f"num_steps {then} → {now}")
-    return changes
-
-
-def _describe(layout: Mapping[str, Any]) -> str:
-    return f"{layout['strategy']} {format_mesh(layout['mesh'])}" if layout["mesh"] else str(layout["strategy"])
-
-
-def _device(facts: Mapping[str, Any]) -> str:
-    """The kind of device that a process computed on; the platform if the record does not list its devices."""
-    platform = facts["options"].get("device") or facts["devices"]["backend"]
-    kinds = {device["kind"] for device in facts["devices"]["devices"] if device["platform"] == platform}
-    return ", ".join(sorted(kinds)) or platform

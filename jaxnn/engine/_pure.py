@@ -158,6 +158,11 @@ def make_init(experiment: Experiment[Any], source: Source) -> Callable[..., Trai
     return init
 
 
+def make_batch(source: Source) -> Callable[[Examples, jax.Array, jax.Array], Batch]:
+    """Returns a pure function of examples, the indices ``[batch]`` of some, and a key: an augmented batch."""
+    return lambda examples, rows, key: source.transform(source.gather(examples, rows), key)
+
+
 def make_train(
     spec: GroupSpec, num_steps: int, values: Mapping[str, Any] | None = None, bounds: Array | None = None
 ) -> Callable[[TrainState, Totals, Examples], tuple[TrainState, Totals]]:
@@ -432,3 +437,9 @@ def _on_members(
     # XLA shards a member over the other axes.
     axes = frozenset({MEMBERS} if mesh.size > mesh.shape[MEMBERS] else mesh.shape)
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
+
+
+@jax.jit
+def rows_of(values: dict[str, jax.Array], rows: jax.Array) -> dict[str, jax.Array]:
+    """The values of some members; one program for all fields."""
+    return {name: value[rows] for name, value in values.items()}

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxnn import record as records
 from jaxnn._clock import Clock
+from jaxnn._fingerprints import block_digests
 from jaxnn._json import elapsed_of, final_metrics, metrics_of, reports_by_member
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._options import RunOptions, stopping_rule
@@ -272,6 +273,7 @@ class Trainer:
             "layout": programs.layout.as_json(),
             "examples": records.RecordReader.describe_data(self.splits, programs.first_examples),
             "fingerprint": self.fingerprint,
+            "arrays": block_digests(self.splits),
             "precision": programs.traced_step.product_dtypes,
             "implementations": programs.traced_step.implementations,
             "start": programs.start.as_json(),

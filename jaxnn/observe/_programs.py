@@ -23,7 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jaxnn._equations import constants_and_carries, equations
+from jaxnn._equations import constants_and_carries, equations, source_line
+from jaxnn._fingerprints import ProgramPart, program_fingerprint, program_lines, program_parts
 from jaxnn._signals import INTERRUPTED, leave
 from jaxnn.observe._compiler_options import CompilerOptions, compile_with, compiler_options, computes_in_tf32
 
@@ -241,6 +242,27 @@ class Traced:
     def equations(self) -> Iterator[tuple[Any, str]]:
         """The equations at any depth, each once as written, with their named scopes."""
         return equations(self._jaxpr)
+
+    @functools.cached_property
+    def _parts(self) -> list[ProgramPart]:
+        # Tracing again costs nothing if the function is jitted, and lowering would take five times as long.
+        return list(program_parts(self._jaxpr))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A digest of it with its constants, the same in every process."""
+        return program_fingerprint(self._parts)
+
+    def listing(self) -> Iterator[str]:
+        """Its equations as text, with their lines in the source: `program_lines`."""
+        # Many are of the same place, and finding its line takes longer than the rest.
+        known: dict[Any, str] = {}
+
+        def line_of(equation: Any) -> str:
+            place = equation.source_info.traceback
+            return known[place] if place in known else known.setdefault(place, source_line(equation))
+
+        return program_lines(self._parts, line_of)
 
     @functools.cached_property
     def implementations(self) -> dict[str, list[str]]:

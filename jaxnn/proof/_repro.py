@@ -35,7 +35,7 @@ from {module} import {name} as experiment  # noqa: E402
 inf, nan = float("inf"), float("nan")
 config = experiment.config
 config = {config}
-arrays = np.load(pathlib.Path(__file__).with_suffix(".npz"))
+arrays = np.load(pathlib.Path(__file__).with_suffix(".npz"), allow_pickle=False)
 
 
 def array(name, dtype):

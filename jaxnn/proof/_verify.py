@@ -323,7 +323,7 @@ class _Verifier:
         """The first step after which two runs differ, and the first array there."""
         if part in DATA:
             files = [self.folder / f"{number + 1}" / "batch.npz" for number in range(self.processes)]
-            saved = [dict(np.load(file)) for file in files if file.exists()]
+            saved = [dict(np.load(file, allow_pickle=False)) for file in files if file.exists()]
             found = (difference(saved[0], other) for other in saved[1:])
             return 1, next((one for one in found if one is not None), None)
         every, length = (1, 1) if upto <= FINE_STEPS else (self.every, None)

@@ -33,8 +33,14 @@ class Recorded(NamedTuple):
     about: dict[str, Any]  # its line in ``members.jsonl``; of a run its ``config`` and ``status``
     lines: list[dict[str, Any]]  # its reports, oldest first
     states: Path  # the folder of its checkpoints, or of those of its group
+    listing: Path  # the file with the equations of its group, which older records lack
     row: int | None = None  # its place in the states of the group; None: a run
     first: dict[str, Any] | None = None  # the config of the group's first member, whose fingerprint the group has
+
+    @property
+    def code(self) -> Path:
+        """The file with what was not committed, which older records lack."""
+        return self.listing.with_name(Record.CODE)
 
     def facts_as_run(self) -> dict[str, Any]:
         """The content of the ``record.json`` of a run that continues this member of a sweep."""
@@ -44,6 +50,7 @@ class Recorded(NamedTuple):
             prints["batches"] = text_fingerprint(f"{prints.get('batches')} shared")
         # The program of a population: a member that continues alone is equal to rounding, and the run reports so.
         prints["program"] = text_fingerprint(f"{prints.get('program')} {how}")
+        prints.pop("start", None)  # of the first member
         alone = {"members": [0], "static": {}, "traced": [], "vmap": None, "layout": SINGLE_DEVICE.as_json()}
         return {
             **facts,
@@ -127,7 +134,7 @@ class RecordReader:
         if number is None or (number == 0 and not self.is_sweep):
             facts = self.run_facts()
             about = {"member": 0, "point": {}, "config": facts["config"], "status": facts["status"]}
-            return Recorded(facts, facts["groups"][0], about, reports_by_member(self.lines())[0], self.states(0))
+            return Recorded(facts, facts["groups"][0], about, reports_by_member(self.lines())[0], *self._files(0))
         for part in self.parts():
             for index, group in enumerate(part.facts["groups"]):
                 if number in group["members"]:
@@ -145,7 +152,7 @@ class RecordReader:
             raise RecordError(f"{self.path / MEMBERS_FILE} lacks member {min(lost)}: the record is damaged.")
         self.check_reported(members[number], lines)
         row, first = group["members"].index(number), members[group["members"][0]]["config"]
-        return Recorded(self.facts, group, members[number], lines, self.states(index), row, first)
+        return Recorded(self.facts, group, members[number], lines, *self._files(index), row, first)
 
     def members(self) -> list[dict[str, Any]]:
         """Reads ``members.jsonl`` of a sweep, checked by `MEMBER`."""
@@ -170,6 +177,9 @@ class RecordReader:
     def states(self, number: int) -> Path:
         """The folder of the checkpoints of a group, by its number."""
         return Record.states(self.path.absolute(), self.facts, number)
+
+    def _files(self, number: int) -> tuple[Path, Path]:
+        return self.states(number), Record.listing(self.path.absolute(), self.facts, number)
 
     def data(self, group: Mapping[str, Any]) -> Splits | None:
         """Data of zeros, which take no memory, with the splits and shapes of a ``group``; None if it has none.

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from jaxnn._disk import make_room, read_file, refusals, write_bytes, write_json
 from jaxnn._json import json_line, numbers
@@ -70,6 +70,7 @@ class Record:
 
     path: Path
     lock: IO[str] | None
+    CODE: ClassVar[str] = "code.patch"  # the name of a file with what was not committed; never run
     _size: int = 0  # bytes that this process left in ``metrics.jsonl``
 
     @staticmethod
@@ -203,6 +204,16 @@ class Record:
         """Replaces a JSON file of the record, such as ``record.json``."""
         if self.writes:
             write_json(self.path / name, content)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Replaces a file of the record that only people and comparisons read, without waiting for the disk."""
+        if self.writes:
+            write_bytes(self.path / name, text.encode(), durable=False)
+
+    @staticmethod
+    def listing(path: Path, facts: Mapping[str, Any], number: int) -> Path:
+        """The file with the equations that a group computes, of the record in ``path`` with these ``facts``."""
+        return path / (f"program-{number}.txt" if facts["points"] else "program.txt")
 
     @staticmethod
     def states(path: Path, facts: Mapping[str, Any], number: int) -> Path:

@@ -39,7 +39,8 @@ DEVICES = {"backend": str, "devices": [{"platform": str, "kind": str}], "version
 OPTIONS = {"device?": str, "strategy?": str, "mesh?": str, "stop?": str, "writers?": [str], "probes?": [str]}
 OPTIONS |= {"monitor?": str, "order?": str, "shard?": str, "checkpoint_every?": COUNT}
 OPTIONS["devices?"] = Span("a whole number from 1, or all", 1, 2**31 - 1, names=("all",))
-FINGERPRINT = {"data?": str, "program?": str, "batches?": str, "evaluation?": str}
+FINGERPRINT = {"data?": str, "start?": str, "program?": str, "batches?": str, "evaluation?": str}
+ARRAYS = {"*": {"rows": COUNT, "block": POSITIVE, "sum": str, "digests": str}}
 STALLS = [{"where": str, "step": COUNT, "seconds": AMOUNT}]
 SUMMARY = {
     **{"seconds?": {"*": AMOUNT}, "stalls?": STALLS, "members?": {"*": COUNT}, "num_compilations?": COUNT},
@@ -52,16 +53,22 @@ SUMMARY = {
 GROUP = {
     **{"members": [COUNT], "static": dict, "traced": [str], "closed?": bool, "steps_per_call?": POSITIVE},
     **{"seconds_per_step_measured?": dict, "fingerprint?": FINGERPRINT, "checkpoints?": [COUNT], "examples?": dict},
-    **{"implementations?": {"*": [str]}, "precision?": dict, "layout?": {"strategy": str, "mesh?": {"*": POSITIVE}}},
+    **{
+        "arrays?": ARRAYS,
+        "implementations?": {"*": [str]},
+        "precision?": dict,
+        "layout?": {"strategy": str, "mesh?": {"*": POSITIVE}},
+    },
     "vmap?": {
         **{"size": POSITIVE, "steps_per_call": POSITIVE, "block": POSITIVE, "note?": str},
         "trials": [{"size": POSITIVE, "seconds": AMOUNT, "per_second": AMOUNT, "temporary_bytes": AMOUNT}],
     },
 }
+CODE = {"digest": str, "bytes": COUNT, "cut": bool}
 RECORD = {
     **{"format": {FORMAT}, "name": str, "status": str, "started": str, "config": dict, "options": OPTIONS},
     **{"monitored": str, "higher_is_better": bool, "directions": DIRECTIONS, "data?": str, "command?": [str]},
-    **{"devices": DEVICES, "jax_flags": dict, "git?": dict, "groups": [GROUP], "summary?": SUMMARY},
+    **{"devices": DEVICES, "jax_flags": dict, "git?": dict, "code?": CODE, "groups": [GROUP], "summary?": SUMMARY},
     **{"axes": [{"name": str, "values": list, "scale": {"log", "linear", "nominal"}}], "points": [dict]},
     **{"search?": {"name": str}, "origin?": {"member": COUNT, "num_steps": POSITIVE}},
     "resumed?": [{"step": COUNT, "changed": [str], "damaged": [str], "before": dict}],

@@ -51,7 +51,10 @@ def test_loading_a_record_imports_nothing_that_it_names(tmp_path, monkeypatch, c
     tiny.fit(tiny.experiment(), Path("alone"))
     jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), run_dir="swept", **tiny.MEMBERS)
     script, resume = partial(jn.main, tiny.experiment()), "--progress none --resume"
-    opening = {run_command: "show RUN;plot RUN;runs .;compare RUN RUN;export RUN", script: f"evaluate RUN;{resume} RUN"}
+    opening = {
+        run_command: "show RUN;plot RUN;runs .;compare RUN RUN;diff RUN RUN;export RUN",
+        script: f"evaluate RUN;{resume} RUN",
+    }
     for file, more in ((Path("alone/record.json"), "--num-steps 40"), (Path("swept/record.json"), "")):
         facts = json.loads(file.read_text())
         cases = [("finished", EVIL, command, line) for command, lines in opening.items() for line in lines.split(";")]

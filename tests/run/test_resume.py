@@ -98,7 +98,7 @@ def test_record_gets_facts_of_the_resume(half, whole):
     assert (np.diff(resumed.metrics["elapsed"]) > 0).all()
     (entry,) = tiny.read(half)["resumed"]
     assert (entry["step"], entry["changed"], entry["damaged"]) == (10, [], [])
-    assert set(entry["before"]) == {"command", "git", "devices", "jax_flags"}
+    assert set(entry["before"]) == {"code", "command", "git", "devices", "jax_flags"}
     assert tiny.read(half).items() >= exported.items()
     assert sorted(path.name for path in (half / "checkpoints").iterdir()) == ["10", "5"]
 
