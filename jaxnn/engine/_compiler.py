@@ -209,6 +209,12 @@ class Programs:
         predict = functools.partial(jax.jit(_pure.make_population_predict(self.spec)), population)
         return in_batches(predict, self.inputs, inputs, batch_size, axis=2)
 
+    @functools.cached_property
+    def step_batch(self) -> Callable[[int], Batch]:
+        """The batch of the update after a number of others, augmented."""
+        make = jax.jit(_pure.make_step_batch(self.spec))
+        return lambda step: make(self.spec.feed.prepare(step, 1), np.int32(step))  # type: ignore[no-any-return]
+
     def zeros(self, shape: Shape | None) -> Totals:
         """Totals of no steps, on the host."""
         zeros: dict[str, Any] = {name: np.zeros(shape or (), np.float32) for name in self.metrics}

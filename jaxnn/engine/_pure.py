@@ -192,6 +192,21 @@ def make_train(
     return layout.wrap(train)
 
 
+def make_step_batch(spec: GroupSpec) -> Callable[[Examples, Array], Batch]:
+    """Returns a pure function from the examples of a call, and the first step in it, to its augmented batch."""
+    seed, feed, source = spec.experiment.config.seed, spec.feed, spec.source
+
+    def make(examples: Examples, step: Array) -> Batch:
+        rows = feed.rows(examples, seed, jnp.asarray(step)[None])
+        batch = feed.batch(examples, jax.tree.map(lambda leaf: leaf[0], rows))
+        if not is_augmented(source):
+            return batch
+        key = jax.random.fold_in(jax.random.key(seed), AUGMENT_STREAM)
+        return source.transform(batch, jax.random.fold_in(key, step))
+
+    return make
+
+
 def make_evaluate(spec: GroupSpec, source: Source, values: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """Returns a pure function that evaluates batches under ``mask [batches, batch]``.
 

@@ -1,7 +1,6 @@
 """A member's training again, in the calls of its run: its state before any step, and whether its bits are the same."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn.engine._digests import show_digests, state_digests
-from jaxnn.engine._pure import AUGMENT_STREAM
 from jaxnn.engine._states import EMPTY, HostStates, Shape, key_words, with_keys
 from jaxnn.engine._trainer import Trainer
 from jaxnn.observe import nbytes
@@ -75,21 +73,7 @@ class Retraining:
 
     def batch(self, step: int) -> Batch:
         """The batch of the update after ``step`` others, augmented."""
-        examples = self.trainer.programs.spec.feed.prepare(step, 1)
-        return self._make_batch(examples, np.int32(step))  # type: ignore[no-any-return]
-
-    @functools.cached_property
-    def _make_batch(self) -> Any:
-        spec = self.trainer.programs.spec
-        seed = spec.experiment.config.seed
-
-        def make(examples: Examples, step: jax.Array) -> Batch:
-            rows = spec.feed.rows(examples, seed, step[None])
-            batch = spec.feed.batch(examples, jax.tree.map(lambda leaf: leaf[0], rows))
-            key = jax.random.fold_in(jax.random.key(seed), AUGMENT_STREAM)
-            return spec.source.transform(batch, jax.random.fold_in(key, step))
-
-        return jax.jit(make)
+        return self.trainer.programs.step_batch(step)
 
     @property
     def _place(self) -> Any:

@@ -1,4 +1,4 @@
-"""Proofs about runs: ``replay`` a step, ``diff`` two runs, the ``autopsy`` of one, and ``verify`` that all are equal."""
+"""Proofs about runs: ``replay`` a step, ``diff`` two runs, the ``autopsy`` of one, ``verify`` that all are equal."""
 
 from jaxnn.proof._autopsy import Autopsy, autopsy
 from jaxnn.proof._diff import Diff, diff

@@ -29,6 +29,7 @@ from jaxnn._provenance import jax_flags
 from jaxnn.data import is_augmented
 from jaxnn.observe import cpu_count, known_faults
 from jaxnn.proof._conditions import changed, reads_noted
+from jaxnn.proof._leaf_differences import leaf_differences
 from jaxnn.record import RecordReader, load_checkpoint
 from jaxnn.run import fit
 from jaxnn.search import zip as zip_values
@@ -55,7 +56,7 @@ _PARTS = "data", "task", "optimizer", "step", "params"  # of an experiment, besi
 _is_fresh = False
 
 
-class Origin(NamedTuple):
+class Definition(NamedTuple):
     """Where a fresh process finds an experiment: a variable of a module, or an entry of a dict there."""
 
     module: str
@@ -64,7 +65,7 @@ class Origin(NamedTuple):
     key: str | None  # in the dict of that name
 
     @staticmethod
-    def of(experiment: Experiment[Any]) -> Origin:
+    def of(experiment: Experiment[Any]) -> Definition:
         """The variable that holds ``experiment``, at any config; ConfigError if no file has one."""
         parts = [getattr(experiment, part) for part in _PARTS]
         names = [getattr(part, "__module__", "") for part in (*parts, type(experiment.config))]
@@ -77,7 +78,7 @@ class Origin(NamedTuple):
             for name, value in vars(module).items():
                 for key, one in value.items() if isinstance(value, dict) else [(None, value)]:
                     if isinstance(one, Experiment) and parts == [getattr(one, part) for part in _PARTS]:
-                        return Origin(known, str(Path(file).resolve()), name, key)
+                        return Definition(known, str(Path(file).resolve()), name, key)
         raise ConfigError(
             "verify runs the experiment in fresh processes, which import it from a file, and no file has it as a "
             "variable: write `experiment = jn.Experiment(…)` at the top level of a script, and run "
@@ -111,7 +112,7 @@ class Job:
     remedies: tuple[str, ...] = ()  # conditions of the process to change
     variables: Mapping[str, str | None] = dataclasses.field(default_factory=dict)  # of the environment; None: removed
 
-    def start(self, origin: Origin, config: Any, monitor: str) -> dict[str, Any]:
+    def start(self, origin: Definition, config: Any, monitor: str) -> dict[str, Any]:
         """Runs a fresh process and returns its result; empty if it killed itself, as it should.
 
         ConfigError with the last line of its standard error if it ends without a result.
@@ -143,7 +144,7 @@ def main() -> None:
     global _is_fresh
     _is_fresh = True
     given = json.loads(Path(sys.argv[1]).read_text())
-    job, origin, reads, callbacks = Job(**given["job"]), Origin(*given["origin"]), set[str](), list[str]()
+    job, origin, reads, callbacks = Job(**given["job"]), Definition(*given["origin"]), set[str](), list[str]()
     if "core" in job.remedies:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     for name, value in given["flags"].items():
@@ -303,21 +304,11 @@ class _Work:
 
     def batches(self, programs: engine.Programs, steps: Sequence[int]) -> tuple[dict[int, str], dict[str, np.ndarray]]:
         """Digests of the batches of ``steps``, as a run trains on them, and the arrays of step 0."""
-        seed, feed, source = self.made.config.seed, programs.spec.feed, programs.source
         found, arrays = dict[int, str](), dict[str, np.ndarray]()
 
-        @jax.jit
-        def batch_of(examples: Any, step: jax.Array) -> Any:
-            batch = feed.batch(examples, jax.tree.map(lambda leaf: leaf[0], feed.rows(examples, seed, step[None])))
-            return (
-                source.transform(batch, jax.random.fold_in(jax.random.key(seed), step))
-                if is_augmented(source)
-                else batch
-            )
-
-        with contextlib.closing(feed):
+        with contextlib.closing(programs.spec.feed):
             for step in steps:
-                batch = jax.device_get(batch_of(feed.prepare(step, 1), jnp.int32(step)))
+                batch = jax.device_get(programs.step_batch(step))
                 found[step] = digest(batch)
                 arrays |= {name.replace("/", "."): leaf for name, leaf in named_leaves(batch).items() if step == 0}
         return found, arrays
@@ -375,22 +366,8 @@ def digest(tree: PyTree) -> str:
 
 def difference(one: PyTree, other: PyTree) -> dict[str, Any] | None:
     """The first array that differs in two trees: its ``leaf``, the ``numbers`` that differ ``of`` all, most ``ulp``."""
-    others = named_leaves(other)
-    for name, leaf in named_leaves(one).items():
-        a, b = _host(leaf), _host(others.get(name, ()))
-        if (a.shape, a.dtype) != (b.shape, b.dtype):
-            return {"leaf": name, "numbers": a.size, "of": a.size, "ulp": None}
-        bits = [array.view(f"V{array.dtype.itemsize}") for array in (a, b)]
-        if wrong := int(np.count_nonzero(bits[0] != bits[1])):
-            ulp = int(abs(_ordered(a) - _ordered(b)).max()) if jnp.issubdtype(a.dtype, jnp.floating) else None
-            return {"leaf": name, "numbers": wrong, "of": a.size, "ulp": ulp}
-    return None
-
-
-def _ordered(array: np.ndarray) -> np.ndarray:
-    """Floats as Python integers in their order, so that neighbours differ by one."""
-    signed, least = array.view(f"i{array.dtype.itemsize}").astype(object), -(2 ** (8 * array.dtype.itemsize - 1))
-    return np.where(signed < 0, least - signed, signed)
+    found = leaf_differences(one, other)
+    return dataclasses.asdict(found[0]) if found else None
 
 
 def _distance(one: PyTree, other: PyTree, first: PyTree) -> float:

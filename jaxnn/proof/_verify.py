@@ -19,7 +19,7 @@ from jaxnn._json import config_json
 from jaxnn._text import Table, say_error
 from jaxnn.engine import near_divisor
 from jaxnn.proof._conditions import REMEDIES
-from jaxnn.proof._fresh import CALLS, Job, Origin, check_outside, difference, is_set, num_devices
+from jaxnn.proof._fresh import CALLS, Definition, Job, check_outside, difference, is_set, num_devices
 from jaxnn.record import RecordReader, load_checkpoint
 from jaxnn.types import ConfigError, Experiment, JaxnnError, RecordError, TrainingError
 
@@ -173,7 +173,7 @@ def verify(experiment: Experiment[Any], options: VerifyOptions | None = None, **
         raise ConfigError(f"{experiment!r:.60} is no experiment: give jn.Experiment(config, data, task, optimizer).")
     options = with_changes(options or VerifyOptions(), changes, experiment.config)
     check_config(experiment.config)
-    started, origin = time.monotonic(), Origin.of(experiment)
+    started, origin = time.monotonic(), Definition.of(experiment)
     steps = min(options.steps, experiment.config.num_steps)
     with tempfile.TemporaryDirectory(prefix="jaxnn-verify-") as folder:
         checks = _Verifier(experiment.config, options.monitor, origin, Path(folder), steps).checks()
@@ -188,7 +188,7 @@ def verify(experiment: Experiment[Any], options: VerifyOptions | None = None, **
 class _Verifier:
     """The processes of one verification, and what follows from their results."""
 
-    def __init__(self, config: Any, monitor: str, origin: Origin, folder: Path, steps: int) -> None:
+    def __init__(self, config: Any, monitor: str, origin: Definition, folder: Path, steps: int) -> None:
         self.about, self.folder, self.steps = (origin, config, monitor), folder, steps
         self.every = near_divisor(steps, max(1, steps // WINDOWS))
         self.cache = {
