@@ -213,7 +213,7 @@ class Programs:
     def step_batch(self) -> Callable[[int], Batch]:
         """The batch of the update after a number of others, augmented."""
         make = jax.jit(_pure.make_step_batch(self.spec))
-        return lambda step: make(self.spec.feed.prepare(step, 1), np.int32(step))  # type: ignore[no-any-return]
+        return lambda step: make(self.spec.feed.prepare(step, 1), np.int32(step))
 
     def zeros(self, shape: Shape | None) -> Totals:
         """Totals of no steps, on the host."""
