@@ -174,8 +174,9 @@ class Totals(NamedTuple):
     sums: dict[str, Array]  # for each metric, the sum over the steps; ``[]`` float32
     excess: dict[str, Array]  # what rounding added to it, as far as float32 shows: millions of steps would drift else
     bad_step: Array | np.int32  # ``[]`` int32, the first step after which the loss was not finite, or -1
-    is_last: Array | None = None  # ``[]`` bool, whether a call is the last of the window; None: nothing is noted
-    digests: Array | None = None  # ``[parts, 2]`` uint32, of the state at the window's end
+    # ``[]`` int32, whether a call notes digests of the state at its end: 0 no, 1 if a loss was not finite, 2 yes.
+    notes: Array | None = None
+    digests: Array | None = None  # ``[parts, 2]`` uint32, those noted, or zeros
 
 
 def scan_steps(

@@ -219,8 +219,8 @@ class Programs:
         """Totals of no steps, on the host."""
         zeros: dict[str, Any] = {name: np.zeros(shape or (), np.float32) for name in self.metrics}
         digests = np.zeros((*(shape or ()), len(STATE_PARTS), WORDS), np.uint32)
-        bad_step, is_last = np.full(shape or (), -1, np.int32), np.zeros(shape or (), np.bool_)
-        return Totals(zeros, zeros, bad_step, is_last, digests)
+        bad_step, notes = np.full(shape or (), -1, np.int32), np.zeros(shape or (), np.int32)
+        return Totals(zeros, zeros, bad_step, notes, digests)
 
     def abstract(self, shape: Shape | None) -> Any:
         """A state, or a population of ``shape``, without its arrays."""

@@ -10,6 +10,9 @@ from jaxnn._fingerprints import STATE_PARTS
 from jaxnn.types import Array, PyTree, TrainState, is_key
 
 WORDS = 2  # of 32 bits each, in a digest
+# Smaller arrays are hashed together, since each program of its own takes a while to compile; larger ones are first
+# summed over all axes but the last, without a copy, wherever they are sharded.
+SMALL = 2**16  # numbers
 # Odd constants that spread the bits of a product (those of MurmurHash3 and of the golden ratio).
 _PLACE, _FIRST, _SECOND = np.uint32(0x9E3779B1), np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 
@@ -17,8 +20,8 @@ _PLACE, _FIRST, _SECOND = np.uint32(0x9E3779B1), np.uint32(0x85EBCA6B), np.uint3
 def state_digests(state: TrainState, num_axes: int = 0) -> jax.Array:
     """Returns the digests ``[*members, parts, 2]`` uint32 of a ``state`` whose first ``num_axes`` are of members.
 
-    A digest is the sum, modulo 2³², of a hash of each number's bits and its place. Integers are added in any order, so
-    that it depends on the bits alone: not on devices, shardings or the order of reductions.
+    A digest is made of sums, modulo 2³², of a hash of each number's bits and its place. Integers are added in any
+    order, so that it depends on the bits alone: not on devices, shardings or the order of reductions.
     """
     leading = np.shape(state.step)[:num_axes]
     digests = [_part_digest(getattr(state, part), leading) for part in STATE_PARTS]
@@ -26,20 +29,28 @@ def state_digests(state: TrainState, num_axes: int = 0) -> jax.Array:
 
 
 def _part_digest(part: PyTree, leading: tuple[int, ...]) -> jax.Array:
-    total = jnp.zeros((*leading, WORDS), jnp.uint32)
-    for number, leaf in enumerate(jax.tree.leaves(part)):
-        words, axes = _words(leaf), tuple(range(len(leading), np.ndim(_words(leaf))))
-        # Not flattened: XLA would gather an array that is sharded along another axis than the first.
-        place = jnp.full(words.shape, np.uint32(number * 0x27D4EB2F % 2**32))
-        for axis in axes:
-            stride = math.prod(words.shape[axis + 1 :]) % 2**32
-            place += jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis) * np.uint32(stride)
-        mixed = (words ^ (place * _PLACE)) * _FIRST
-        first = mixed ^ (mixed >> 15)
-        second = first * _SECOND
-        sums = [jnp.sum(one, axes, dtype=jnp.uint32) for one in (first, second ^ (second >> 13))]
-        total += jnp.stack(sums, axis=-1)
-    return total
+    rows = [jnp.zeros((*leading, 1), jnp.uint32)]  # also of a part without arrays
+    for leaf in jax.tree.leaves(part):
+        words = _words(leaf)
+        if math.prod(words.shape[len(leading) :]) > SMALL:
+            axes = tuple(range(len(leading), words.ndim - 1))
+            rows.append(jnp.sum(_mixed(words, len(leading)), axes, dtype=jnp.uint32))
+        else:
+            rows.append(words.reshape(*leading, -1))
+    first = _mixed(jnp.concatenate(rows, axis=-1), len(leading))
+    second = first * _SECOND
+    sums = [jnp.sum(one, -1, dtype=jnp.uint32) for one in (first, second ^ (second >> 13))]
+    return jnp.stack(sums, axis=-1)
+
+
+def _mixed(words: jax.Array, first_axis: int) -> jax.Array:
+    """Hashes of numbers and their places, counted from ``first_axis`` on; others for each number at a place."""
+    place = jnp.zeros(words.shape, jnp.uint32)
+    for axis in range(first_axis, words.ndim):
+        stride = math.prod(words.shape[axis + 1 :]) % 2**32
+        place += jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis) * np.uint32(stride)
+    mixed = (words ^ (place * _PLACE)) * _FIRST
+    return mixed ^ (mixed >> 15)
 
 
 def _words(leaf: Array) -> jax.Array:

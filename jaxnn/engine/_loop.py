@@ -202,7 +202,8 @@ def process(block: MemberBlock, result: WindowResult, *, evaluates: bool) -> Win
         for split, found in means.items() if bad_step < 0 else ():
             derived = derived_metrics(trainer.programs.task, {name: mean[place] for name, mean in found.items()})
             line |= {f"{split}_{name}": value for name, value in derived.items()}
-        lines[row] = line | speed | {"digest": show_digests(result.digests[place])}
+        digests = result.digests[place]
+        lines[row] = line | speed | ({"digest": show_digests(digests)} if digests.any() else {})
         trainer.logs[row].lines.append(lines[row])
         if trainer.probe is not None and evaluates and result.state is not None and bad_step < 0:
             block.bring_back()

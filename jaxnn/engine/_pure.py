@@ -327,14 +327,14 @@ def with_digests(
     num_axes = 0 if shape is None else len(shape)
 
     def noting(state: Any, totals: Totals, examples: Examples) -> tuple[Any, Totals]:
-        is_last, zeros = totals.is_last, totals.digests
-        trained, totals = train(state, totals._replace(is_last=None, digests=None), examples)
+        notes, zeros = totals.notes, totals.digests
+        trained, totals = train(state, totals._replace(notes=None, digests=None), examples)
         states = trained if shape is None else trained.members
         # A condition on a GPU waits for the host; on a CPU a pass through the state costs as much as a short call.
-        if platform == "cpu" and is_last is not None:
-            digests = jax.lax.cond(
-                jnp.all(is_last), lambda: state_digests(states, num_axes), lambda: jnp.asarray(zeros)
-            )
+        if platform == "cpu" and notes is not None:
+            diverged = jnp.any(jnp.asarray(totals.bad_step) >= 0)
+            wanted = jnp.max(jnp.asarray(notes)) + diverged > 1
+            digests = jax.lax.cond(wanted, lambda: state_digests(states, num_axes), lambda: jnp.asarray(zeros))
         else:
             digests = state_digests(states, num_axes)
         return trained, totals._replace(digests=digests)

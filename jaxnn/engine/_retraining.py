@@ -20,7 +20,7 @@ class Retraining:
     """The training of a run, or of one member of a sweep in its first lane, and the states that it reached."""
 
     trainer: Trainer  # of the run, or of a population of this member alone; steps per call and cadences as recorded
-    digests: Mapping[int, str]  # of the run's states, by the step at which a window ended
+    digests: Mapping[int, str]  # of the run's states, by the step after which they were noted
     shape: Shape | None  # of the population; None: a run
     most_bytes: int  # of the states that are kept
     kept: dict[int, TrainState] = dataclasses.field(default_factory=dict)  # on the host, by step
@@ -39,11 +39,11 @@ class Retraining:
         """The state after ``step`` updates, on the devices, trained from the nearest kept one.
 
         Also whether a part of a call had the same bits as the whole, and the step whose digest confirms the state: its
-        window is trained to the end once, and `reached` has its digest.
+        training gets there once, and `reached` has it.
         """
         plan, calls = self.trainer.plan, 0
         at = max(kept for kept in self.kept if kept <= step)
-        confirming = step if step in self.digests else plan.window_end(step)
+        confirming = min((noted for noted in self.digests if noted >= step), default=plan.window_end(step))
         state, found, agrees = self._placed(at), None, True
         if at == confirming:
             self.reached[at] = self._digest(state)
@@ -60,7 +60,7 @@ class Retraining:
             else:
                 rest = None
             # Its own memory goes to the next state: what is found is a copy.
-            totals = self._zeros(is_last=True)
+            totals = self._zeros(noting=True)
             state, totals = self.trainer.programs.train(self.shape, length, "to replay")(state, totals, examples)
             if rest is not None:
                 agrees = self._digest(rest) == self._digest(state)
@@ -80,13 +80,13 @@ class Retraining:
         """The lane of the member, in arrays of a population."""
         return () if self.shape is None else (0, 0)
 
-    def _zeros(self, *, is_last: bool) -> Any:
+    def _zeros(self, *, noting: bool) -> Any:
         zeros = self.trainer.programs.zeros(self.shape)
-        return zeros._replace(is_last=np.full_like(zeros.is_last, is_last))
+        return zeros._replace(notes=np.full_like(zeros.notes, 2 if noting else 0))
 
     def _part(self, state: Any, length: int, examples: Examples, first: int, end: int) -> Any:
         program = self.trainer.programs.train_part(self.shape, length)
-        return program(state, self._zeros(is_last=False), examples, np.array([first, end], np.int32))[0]
+        return program(state, self._zeros(noting=False), examples, np.array([first, end], np.int32))[0]
 
     def _placed(self, step: int) -> Any:
         """The kept state after ``step`` updates on the devices, in the first lane of a population."""

@@ -165,7 +165,7 @@ class WindowResult(NamedTuple):
     # The mean of each metric over its steps, named ``train_*``, the loss first; ``[]``, or of a population's shape.
     metrics: dict[str, np.ndarray]
     bad_step: np.ndarray  # the first step whose loss was not finite, or -1; of the same shape
-    digests: np.ndarray  # ``[..., parts, 2]`` uint32, of the state at its end; see `state_digests`
+    digests: np.ndarray  # ``[..., parts, 2]`` uint32, of the state at its end, see `state_digests`; or zeros
     seconds: float  # from the end of the window before, or from where the loop continued after a pause
     state: Any | None  # the state at its end if nothing is in flight, else None: it is in use by the next window
 
@@ -218,7 +218,7 @@ def run_windows(
 
     while step < plan.num_steps:
         start, end, totals, num_calls = step, plan.window_end(step), zeros, 0
-        last = {False: zeros.is_last, True: np.ones_like(zeros.is_last)}
+        at_end = np.full_like(zeros.notes, 2 if plan.evaluates(end) or plan.saves(end) else 1)
         while step < end:
             length = plan.call_length(step)
             with clock.span("data"):
@@ -226,7 +226,7 @@ def run_windows(
             # An idle CPU runs a call within its dispatch: that time must not count for the window before.
             pending = pending and pending.noticed()
             flight.started = step + length
-            totals = totals._replace(is_last=last[step + length == end])
+            totals = totals._replace(notes=at_end if step + length == end else zeros.notes)
             state, totals = programs[length](state, totals, examples)
             step, num_calls = step + length, num_calls + 1
             flight.dispatched(step, totals.bad_step)

@@ -75,7 +75,7 @@ class Definition(NamedTuple):
                 continue
             spec: Any = getattr(module, "__spec__", None)  # that of a script is None
             known = Path(file).stem if spec is None else spec.name
-            for name, value in vars(module).items():
+            for name, value in [*vars(module).items()]:
                 for key, one in value.items() if isinstance(value, dict) else [(None, value)]:
                     if isinstance(one, Experiment) and parts == [getattr(one, part) for part in _PARTS]:
                         return Definition(known, str(Path(file).resolve()), name, key)
@@ -195,7 +195,12 @@ class _Work:
         def stop(lines: Sequence[Mapping[str, Any]]) -> bool:
             return bool(lines[-1]["step"] >= steps)
 
-        how: dict[str, Any] = {"report_every": self.job.every, "eval_every": steps, "eval_batches": 1, "keep_best": 0}
+        how: dict[str, Any] = {
+            "report_every": self.job.every,
+            "eval_every": self.job.every,
+            "eval_batches": 1,
+            "keep_best": 0,
+        }
         how |= {"steps_per_call": self.job.steps_per_call, "monitor": self.monitor, "stop": stop}
         how["deterministic"] = self.deterministic
         return {**how, "progress": "none", "stall_after": 0, **more}
@@ -227,7 +232,7 @@ class _Work:
         feed, expected = self.programs.spec.feed, list[Any]()
         with contextlib.closing(feed):
             program, initial = self.programs.train(None, length, "verify"), self.programs.init()
-            zeros: Any = self.programs.zeros(None)._replace(is_last=np.ones((), np.bool_))
+            zeros: Any = self.programs.zeros(None)._replace(notes=np.full((), 2, np.int32))
             examples = feed.prepare(0, length)
             for number in range(CALLS):
                 state, totals = program(jax.tree.map(jnp.copy, initial), zeros, examples)
