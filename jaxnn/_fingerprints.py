@@ -72,7 +72,7 @@ def block_digests(splits: Splits) -> dict[str, dict[str, Any]]:
 
     Each has the number of ``rows``, that of a ``block`` of them, ``digests`` of the blocks in order, and a ``sum`` that
     no order of the rows changes, 8 hexadecimal digits each. They locate what differs between two data sets whose
-    `data_fingerprint` differs, and take 3 % of its time for large arrays, or up to 17 % on a busy machine.
+    `data_fingerprint` differs, and take a seventh of its time for large arrays, about 1 ms for small ones.
     """
     found = {}
     for name, source in splits.named().items():

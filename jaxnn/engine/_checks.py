@@ -103,6 +103,8 @@ def notes_on(programs: Programs, splits: Splits) -> list[tuple[str, str]]:
         more = f" (and {len(sums) - 1} more)" if len(sums) > 1 else ""
         remedy = "jn.nn.Dense, Conv, Embed and add_broadcast, with the parameters of Flax's, sum in float32"
         found.append(("warning", f"the step {sums[0]}{more}, and loses terms: {remedy}"))
+    for fault in programs.traced_step.faults(programs.layout.platform):
+        found.append(("compiler", f"jaxlib computes wrong numbers for {fault.pattern}: {fault.way_round}"))
     found += [("chosen", reason) for reason, was_measured in programs.reasons.items() if was_measured]
     if programs.deterministic and programs.layout.platform == "cpu":
         found.append(("deterministic", "it changes nothing on a CPU, whose bits are equal without it"))

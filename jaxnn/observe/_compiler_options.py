@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from jaxnn._compat import compute_capability, target_device
@@ -130,6 +132,7 @@ class Fault(NamedTuple):
     way_round: str  # and what it costs
     is_in: Callable[[Any], bool]  # whether a jaxpr has the pattern
     options: Sequence[tuple[str, Any]]  # the compiler's, with which its program is right
+    shows: Callable[[], bool]  # whether `jax.jit` computes an example of it wrongly, here and now
 
 
 def known_faults(platform: str, version: str | None = None) -> list[Fault]:
@@ -199,6 +202,17 @@ def _follow(jaxpr: Any, given: Sequence[frozenset[int]]) -> tuple[bool, list[fro
     return False, [axes(atom) for atom in jaxpr.outvars]
 
 
+def _one_value_shows() -> bool:
+    x = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
+    wrong = jax.jit(lambda x: jnp.square(x @ jnp.full_like(x, 1.3)).sum(-1))(x)
+    return not np.allclose(wrong, 64 * np.square(1.3 * x.sum(1)), rtol=1e-3, atol=1e-3)
+
+
+def _broadcast_shows() -> bool:
+    total = jax.jit(lambda ones: jnp.broadcast_to(ones, (2, 1024, 1024)).sum())
+    return any(float(total(jnp.ones((1024, 1)))) != 2 * 1024 * 1024 for _ in range(20))
+
+
 _WITHOUT_FUSIONS = (("xla_cpu_experimental_ynn_fusion_type", ""),)
 _BY_FLAG = "for jax.jit set XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=, at 5 to 30 % of the speed"
 _FAULTS = (
@@ -209,6 +223,7 @@ _FAULTS = (
         f"fit, iterate and sweep compile it right; {_BY_FLAG}",
         _multiplies_by_one_value,
         _WITHOUT_FUSIONS,
+        _one_value_shows,
     ),
     Fault(
         ("0.11.2",),
@@ -217,5 +232,6 @@ _FAULTS = (
         f"install jax 0.12; fit, iterate and sweep compile all programs without it; {_BY_FLAG}",
         lambda jaxpr: True,
         _WITHOUT_FUSIONS,
+        _broadcast_shows,
     ),
 )

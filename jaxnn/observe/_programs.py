@@ -26,7 +26,14 @@ from jax.extend import core
 from jaxnn._equations import constants_and_carries, equations, source_line
 from jaxnn._fingerprints import ProgramPart, program_fingerprint, program_lines, program_parts
 from jaxnn._signals import INTERRUPTED, leave
-from jaxnn.observe._compiler_options import CompilerOptions, compile_with, compiler_options, computes_in_tf32
+from jaxnn.observe._compiler_options import (
+    CompilerOptions,
+    Fault,
+    compile_with,
+    compiler_options,
+    computes_in_tf32,
+    known_faults,
+)
 
 # Operations of cuDNN, with the products of their gradient as a multiple of those forward.
 _CUDNN = {"rnn_fwd": 1, "rnn": 1, "rnn_bwd": 2}
@@ -263,6 +270,10 @@ class Traced:
             return known[place] if place in known else known.setdefault(place, source_line(equation))
 
         return program_lines(self._parts, line_of)
+
+    def faults(self, platform: str) -> list[Fault]:
+        """The known faults of jaxlib on a ``platform`` that its program would have."""
+        return [fault for fault in known_faults(platform) if fault.is_in(self._jaxpr)]
 
     @functools.cached_property
     def implementations(self) -> dict[str, list[str]]:
