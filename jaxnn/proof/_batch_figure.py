@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxnn._figures import new_figure
 from jaxnn.types import Batch, ConfigError
 
 if TYPE_CHECKING:
@@ -19,11 +20,9 @@ def draw_batch(batch: Batch, num_examples: int, title: str, class_names: tuple[s
         raise ConfigError(
             f"the inputs are no pictures: look at replay.batch, {inputs.dtype}{list(inputs.shape)}, as arrays."
         )
-    from matplotlib.figure import Figure
-
     count, columns = min(num_examples, len(inputs)), 8
     rows = -(-count // columns)
-    figure = Figure(figsize=(10, 0.6 + 1.3 * rows), layout="constrained")
+    figure = new_figure(figsize=(10, 0.6 + 1.3 * rows), layout="constrained")
     figure.suptitle(title)
     targets = np.asarray(batch.targets)
     for index in range(count):

@@ -23,7 +23,7 @@ from jaxnn._fingerprints import (
     differing_parts,
 )
 from jaxnn._json import config_from_json
-from jaxnn._text import Table, format_bytes, text_table
+from jaxnn._text import Table, format_bytes, short_path, text_table
 from jaxnn.observe import describe_devices, nbytes
 from jaxnn.run import Run
 from jaxnn.types import Batch, ConfigError, Experiment, Metrics, RecordError, TrainState, check_int
@@ -121,7 +121,7 @@ class Replay:
         size = len(kept) * nbytes(next(iter(kept.values())))
         shapes = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(self.batch.inputs))
         return [
-            ("step", f"{self.step:,} of {self.experiment.config.num_steps:,}, {self.dir}"),
+            ("step", f"{self.step:,} of {self.experiment.config.num_steps:,}, {short_path(self.dir)}"),
             ("state", f"{'exact' if self.exact else 'equal to rounding'}: {self.why}"),
             ("batch", shapes),
             ("kept", f"{len(kept)} states on the host, {format_bytes(size)}"),
