@@ -34,7 +34,7 @@ MOST_SHOWN = 500  # characters of a parameter
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-type Part = Literal["config", "data", "program", "code", "options", "versions", "flags", "devices", "calls"]
+type Part = Literal["config", "data", "program", "code", "options", "versions", "flags", "devices", "calls", "resume"]
 
 
 class Difference(NamedTuple):

@@ -85,7 +85,7 @@ class Autopsy:
         where: the record, and how exact its state is.
         fault: what is not finite, and where it comes from; None: everything is finite one operation at a time.
         examples: those of the batch without which the step stays finite, or in the band; empty: none alone do.
-        blame: ``data``, ``parameters``, ``both``, ``program``, ``compiler`` or ``none``.
+        blame: ``data``, ``parameters``, ``both``, ``update``, ``program``, ``compiler`` or ``none``.
         advice: what to do.
         history: earlier steps, oldest first.
         trend: such as ``growing since step 41``.
@@ -207,12 +207,16 @@ class _Search:
     def first_bad(self, good: int, bad: int) -> Replay:
         """The first step in (good, bad] with results that are not finite; looked for as if all later ones were so."""
         width = 1
-        while good > 0 and self.bad_results(self.first.at(good)):
+        while good > 0 and self._ruined(self.first.at(good)):
             good, bad, width = max(0, good - width), good, 2 * width
         while bad - good > 1:
             middle = (good + bad) // 2
-            good, bad = (good, middle) if self.bad_results(self.first.at(middle)) else (middle, bad)
+            good, bad = (good, middle) if self._ruined(self.first.at(middle)) else (middle, bad)
         return self.first.at(bad)
+
+    def _ruined(self, step: Replay) -> bool:
+        """Whether a result of a step is not finite, or a parameter was not before: a loss can hide it for long."""
+        return bool(self.measure(step.state, step.batch)["ruined"])
 
     def bad_results(self, step: Replay) -> bool:
         """Whether a result of a step is not finite."""
@@ -230,9 +234,10 @@ class _Search:
             before = {**named_leaves(state)}
             results = {**named_leaves(after), **metrics}
             bad = jnp.stack([is_bad(results[name], before.get(name)) for name in self.program.outputs])
+            ruined = jnp.any(bad) | ~jnp.isfinite(optax.tree.sum(after.params))
             norms = {"parameter norm": optax.tree.norm(state.params)}
             norms |= {name: metrics[name] for name in (_GRADIENT_NORM,) if name in metrics}
-            return {"bad": bad, "loss": metrics["loss"], **norms}
+            return {"bad": bad, "ruined": ruined, "loss": metrics["loss"], **norms}
 
         compiled = jax.jit(measure)
         return lambda state, batch: jax.device_get(compiled(state, batch))
@@ -242,7 +247,7 @@ class _Search:
     ) -> Autopsy:
         """What is known of the step ``at``."""
         where = short_path(at.dir) + (f", member {at.member}" if at.member is not None else "")
-        where += "; the state is exact" if at.exact else f"; the state is equal to rounding: {at.why}"
+        where += "; the state is exact" if at.exact else f"; the state is not exact: {at.why}"
         earlier = [at.at(at.step - back) for back in _BACK if back < at.step][::-1]
         if found is None:
             blame, advice, rows = self._without_fault(at, explosion)
@@ -265,6 +270,8 @@ class _Search:
 
     def _without_fault(self, at: Replay, explosion: Explosion | None) -> tuple[str, str, list[int]]:
         """What is to blame where no operation is, what to do, and the rows of the batch."""
+        if explosion is not None and explosion.name == "parameter norm":
+            return "update", explosion.advice, []
         if explosion is not None and explosion.window and at.step > 1:
             other, name = at.at(at.step - 1).batch, explosion.name
             threshold = float(np.sqrt(explosion.value * explosion.usual))
@@ -287,11 +294,10 @@ class _Search:
                 "native kernel; try JAXNN_NATIVE=off, and jn.verify(experiment) (jax#39741)."
             )
             return "compiler", said, []
-        said = (
-            "the replayed step is finite. If the run's was not, its program differs: jn.verify(experiment) looks for "
-            "what makes it so (jax#39741)."
-        )
-        return "none", said, []
+        if self.window() is None:
+            return "none", "nothing: the step is finite, and so are all losses of the run.", []
+        said = "the replayed step is finite, and a loss of the run was not: give the experiment as it was then"
+        return "none", f"{said}, or see what differs between processes by jn.verify(experiment).", []
 
     def _before(self, at: Replay, origin: Origin | None) -> Before:
         measured, inputs = self.measure(at.state, at.batch), None

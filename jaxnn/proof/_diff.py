@@ -14,6 +14,7 @@ from jaxnn._fingerprints import CUT, PARTS, SOURCE, STATE_PARTS, Difference, dif
 from jaxnn._json import jsonable, metrics_of
 from jaxnn._text import short_path, text_table
 from jaxnn.proof._parting import Parting, find_parting
+from jaxnn.proof._replay import located
 from jaxnn.run import Run
 from jaxnn.types import ConfigError, Experiment, JaxnnError, printable
 
@@ -176,14 +177,17 @@ def diff(
         RecordError: there is no such run or member, or its record is damaged.
         ConfigError: a run without a record.
     """
-    pair = member if isinstance(member, tuple) else (member, member)
+    for name, given in (("experiment", experiment), ("member", member)):
+        if isinstance(given, tuple | list) and len(given) != 2:
+            raise ConfigError(f"{name} has {len(given)} items, and must have one for each of the two records.")
+    pair = tuple(member) if isinstance(member, tuple | list) else (member, member)
     left, right = (_open(one, number, member) for one, number in zip((a, b), pair, strict=True))
     equal_until, parted, parts, compared = _compare_digests(left, right)
     found = _with_resumes(engine.PopulationRecord.differences(left.recorded, right.recorded), left, right, parted)
     found = [_with_details(one, left, right) for one in found]
     parting, why = None, ""
     if experiment is not None and parted is not None:
-        codes = experiment if isinstance(experiment, tuple) else (experiment, experiment)
+        codes = experiment if isinstance(experiment, tuple | list) else (experiment, experiment)
         runs = [(side.path, _number(side), one) for side, one in zip((left, right), codes, strict=True)]
         try:
             parting = find_parting(runs[0], runs[1], equal_until + 1, parted)
@@ -207,14 +211,11 @@ def diff(
 
 def _open(source: Source, member: int | None, given: Any) -> _Side:
     """Opens a run or a member; a number that was ``given`` alone is not for a run."""
-    if isinstance(source, Run):
-        if source.dir is None:
-            raise ConfigError("jn.diff compares records, and this run has none: train it without record=False.")
-        path, member = source.dir, source.member if member is None else member
-    else:
-        path = Path(source)
+    path, member = located(source, None if isinstance(source, Run) else member)
     reader = record.RecordReader(path)
-    recorded = reader.member(member if isinstance(given, tuple) or reader.is_sweep else None)
+    recorded = reader.member(
+        member if isinstance(given, tuple | list) or isinstance(source, Run) or reader.is_sweep else None
+    )
     name = short_path(path.absolute()) + (f", member {recorded.about['member']}" if recorded.row is not None else "")
     return _Side(name, path, recorded)
 
@@ -260,7 +261,9 @@ def _with_resumes(found: Sequence[Difference], left: _Side, right: _Side, parted
         for resumed in side.recorded.facts.get("resumed") or ():
             if resumed["changed"]:
                 text = f"{letter} was resumed after step {resumed['step']:,} with {'; '.join(resumed['changed'])}"
-                resumes.append(Difference("devices", text, decides=parted is None or parted > resumed["step"]))
+                # The record has the config of the last process: the steps before had another number of steps.
+                always = parted is None or any(change.startswith("num_steps") for change in resumed["changed"])
+                resumes.append(Difference("resume", text, decides=always or parted > resumed["step"]))
     late = [one for one in found if one.part in ("versions", "flags", "devices", "calls")]
     early = [one for one in found if one not in late]
     # What changed at a resume is not named twice.

@@ -14,7 +14,8 @@ from jaxnn.types import is_key
 
 _WIDTH = 8.0  # of the band, in robust standard deviations of the logarithm
 _LEAST = 0.1  # of which one is at least so much, as in a run that hardly moves
-_FEWEST = 5  # values before the first that may leave
+_FEWEST = 5  # values that make a band
+_EARLY = 100.0  # times the largest before it, a value leaves before there is a band
 _STEPS = 64  # before the window, that make the band of its steps
 
 
@@ -42,7 +43,8 @@ class Explosion:
         if not self.window:
             return "nothing: all losses are finite and within their band."
         cause = {"loss": "look at the batch of this step", "gradient norm": "clip gradients (jn.optim.with_clipping)"}
-        return f"{cause.get(self.name, 'lower the learning rate')}: the {self.name} is the first to leave its band."
+        said = cause.get(self.name, "lower the learning rate, or the schedule's at this step")
+        return f"{said}: the {self.name} is the first to leave its band."
 
     def rows(self) -> list[tuple[str, str]]:
         """What is printed, as (name, value)."""
@@ -63,8 +65,12 @@ def is_bad(value: Any, before: Any) -> Any:
 def leaves_band(values: Sequence[float]) -> int | None:
     """The place of the first value far above those before it, by median and median deviation of their logarithms."""
     sizes = np.log(np.maximum(np.abs(np.asarray(values, np.float64)), 1e-30))
-    for at in range(_FEWEST, len(sizes)):
+    for at in range(1, len(sizes)):
         before = sizes[max(0, at - _STEPS) : at]
+        if at < _FEWEST:
+            if not sizes[at] <= before.max() + np.log(_EARLY):
+                return at
+            continue
         middle = np.median(before)
         deviation = max(1.4826 * float(np.median(np.abs(before - middle))), _LEAST)
         if not sizes[at] <= middle + _WIDTH * deviation:
@@ -77,10 +83,12 @@ def find_explosion(first: Replay, measure: Callable[..., dict[str, Any]]) -> Exp
     lines = first.reports
     losses, steps = [line["train_loss"] for line in lines], [line["step"] for line in lines]
     at = leaves_band(losses)
+    if len(losses) > 1 and not losses[0] <= _EARLY * float(np.median(losses[1:])):  # within the first window
+        at = 0
     if at is None:
         at = int(np.argmax(losses))
         return Explosion(steps[at], "loss", losses[at], float(np.median(losses)), ())
-    begin, end = steps[at - 1], steps[at]
+    begin, end = steps[at - 1] if at else 0, steps[at]
     start = max(1, begin - _STEPS)
     measured = [(step, measure((one := first.at(step)).state, one.batch)) for step in range(start, end + 1)]
     found = []
@@ -88,9 +96,11 @@ def find_explosion(first: Replay, measure: Callable[..., dict[str, Any]]) -> Exp
         values = [float(numbers[name]) for _, numbers in measured if name in numbers]
         if (place := leaves_band(values)) is not None:
             usual = float(np.median(values[max(0, place - _STEPS) : place]))
-            found.append((measured[place][0], name, values[place], usual))
+            # The parameters are those before a step: the one before it made them so.
+            step = measured[place][0] - (name == "parameter norm")
+            found.append((step, name, values[place], usual))
     if not found:  # it grew steadily
         value = float(measured[-1][1]["loss"])
-        return Explosion(end, "loss", value, float(np.median(losses[:at])), (start, end))
+        return Explosion(end, "loss", value, float(np.median(losses[: at or None])), (start, end))
     step, name, value, usual = min(found, key=lambda one: one[0])
     return Explosion(step, name, value, usual, (start, end))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from jaxnn._json import config_from_json
 from jaxnn._text import Table, format_bytes, short_path, text_table
 from jaxnn.observe import describe_devices, nbytes
 from jaxnn.run import Run
+from jaxnn.sweeps import Sweep
 from jaxnn.types import Batch, ConfigError, Experiment, Metrics, RecordError, TrainState, check_int
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class Replay:
         batch: what it trains on, augmented.
         key: the PRNG key that its loss gets.
         exact: whether the digests in the record confirm every bit of ``state``.
-        why: by what it is confirmed, or why it is equal to rounding only.
+        why: by what it is confirmed, or why it is not; without a reason for more it is equal to rounding.
     """
 
     step: int
@@ -122,7 +124,7 @@ class Replay:
         shapes = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(self.batch.inputs))
         return [
             ("step", f"{self.step:,} of {self.experiment.config.num_steps:,}, {short_path(self.dir)}"),
-            ("state", f"{'exact' if self.exact else 'equal to rounding'}: {self.why}"),
+            ("state", f"{'exact' if self.exact else 'not exact'}: {self.why}"),
             ("batch", shapes),
             ("kept", f"{len(kept)} states on the host, {format_bytes(size)}"),
         ]
@@ -162,16 +164,28 @@ def replay(
         ConfigError: there is no such step, or no experiment.
         RecordError: the run has no record, the data are others, or no state from before the step can be had.
     """
-    if isinstance(run, Run):
-        experiment, member = experiment or run.experiment, run.member if member is None else member
-        if run.dir is None:
-            raise ConfigError("the run has no record to replay: train it without record=False.")
-    path = run.dir if isinstance(run, Run) else Path(run)
-    assert path is not None
-    if experiment is None:
-        raise ConfigError(f"a replay needs the experiment: jn.replay({str(path)!r}, experiment, step={step}).")
+    path, member = located(run, member)
+    experiment = run.experiment if experiment is None and isinstance(run, Run) else experiment
+    if not isinstance(experiment, Experiment):
+        given = "" if experiment is None else f", and {experiment!r:.60} is none"
+        raise ConfigError(f"a replay needs the experiment{given}: jn.replay({str(path)!r}, experiment, step={step}).")
     found = record.RecordReader(path).member(member)
     return _Recording(path, found, experiment, check_int("memory_mib", memory_mib) * 2**20).replay(step)
+
+
+def located(run: Any, member: int | None) -> tuple[Path, int | None]:
+    """The directory of a record and the number of a member, from a run or its directory; ConfigError if it is none."""
+    if isinstance(run, Run):
+        if run.dir is None:
+            raise ConfigError("the run has no record: train it without record=False.")
+        if None not in (member, run.member) and member != run.member:
+            raise ConfigError(f"the run is member {run.member}, and member is {member}: leave it out.")
+        return run.dir, run.member if member is None else member
+    if isinstance(run, Sweep):
+        raise ConfigError("a sweep is given: give its directory and the number of a member, as in sweep.dir, member=3.")
+    if not isinstance(run, str | os.PathLike):
+        raise ConfigError(f"{run!r:.60} is no recorded run: give what jn.fit or jn.open_run returned, or a directory.")
+    return Path(run), member
 
 
 class _Recording:
@@ -204,7 +218,9 @@ class _Recording:
 
     def replay(self, step: int) -> Replay:
         """The update ``step``, from 1."""
-        last = self.found.lines[-1]["step"] if self.found.lines else 0
+        if not self.found.lines:
+            raise RecordError(f"{self.path} has no report of a step: metrics.jsonl is gone or empty.")
+        last = self.found.lines[-1]["step"]
         number = check_int("step", step)
         if number > last:
             raise ConfigError(f"step is {step}, and the record in {self.path} has {last} steps.")
@@ -287,7 +303,10 @@ class _Recording:
             keep(0, self.trainer.state)
             checkpoints = record.Checkpoints(found.states)
             for step in checkpoints.steps():
-                keep(step, record.load_checkpoint(found.states / f"{step}", programs.shapes))
+                try:
+                    keep(step, record.load_checkpoint(found.states / f"{step}", programs.shapes))
+                except RecordError as error:  # it is trained from an earlier one
+                    self.differences.append(str(error))
             return
         number = found.about["member"]
         if not _is_copy(self.path, found):
@@ -310,6 +329,9 @@ class _Recording:
         )
         implementations = self.trainer.programs.traced_step.implementations
         self.differences += changed_implementations(group.get("implementations") or {}, implementations)
+        for resumed in facts.get("resumed") or ():
+            if resumed["changed"]:
+                self.differences.append(f"resumed after step {resumed['step']:,} with {', '.join(resumed['changed'])}")
         before = facts["devices"]["versions"]
         self.differences += [
             f"{name} {before.get(name)} → {v}" for name, v in now["versions"].items() if before.get(name) != v

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import functools
 import inspect
 import io
 import math
@@ -108,10 +110,25 @@ def _source(experiment: Experiment[Any]) -> tuple[Path, str, Any] | None:
         file = getattr(module, "__file__", None)
         if file is None or not file.endswith(".py"):
             continue
-        for name, value in vars(module).items():
+        for name, value in [*vars(module).items()]:
+            if module.__name__ == "__main__" and name not in _imported(Path(file)):
+                continue
             if isinstance(value, Experiment) and (value.task, value.data, value.optimizer) == functions:
                 return Path(file), name, value.config
     return None
+
+
+@functools.cache
+def _imported(script: Path) -> set[str]:
+    """The variables that a script has when it is imported: those below its main guard it lacks."""
+    tree = ast.parse(script.read_text())
+    return {
+        node.id
+        for one in tree.body
+        if isinstance(one, ast.Assign | ast.AnnAssign)
+        for node in ast.walk(one)
+        if isinstance(node, ast.Name)
+    }
 
 
 def _plain(value: Any) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxnn._disk import write_json
+from jaxnn._disk import refusals, write_json
 from jaxnn._fields import bounded, check_config, check_fields, with_changes
 from jaxnn._json import config_json
 from jaxnn._text import Table, say_error
@@ -175,10 +175,11 @@ def verify(experiment: Experiment[Any], options: VerifyOptions | None = None, **
     check_config(experiment.config)
     started, origin = time.monotonic(), Definition.of(experiment)
     steps = min(options.steps, experiment.config.num_steps)
+    file = options.out or Path("runs") / Path(origin.file).stem / "verify.json"
+    with refusals(f"{file} cannot be written", ", or choose another file by out= or --out."):
+        file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="jaxnn-verify-") as folder:
         checks = _Verifier(experiment.config, options.monitor, origin, Path(folder), steps).checks()
-    file = options.out or Path("runs") / Path(origin.file).stem / "verify.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
     found = Verification(tuple(checks), steps, time.monotonic() - started, file)
     about = {"experiment": f"{origin.file}:{origin.name}", "config": config_json(experiment.config)}
     write_json(file, {**about, **found.as_json()})

@@ -109,7 +109,7 @@ class RecordReader:
             return [RecordReader(folder) for folder in shards]
         if not self.facts["points"]:
             what = f"{self.path} holds a run, not a sweep"
-            raise RecordError(f"{what}: resume it with jn.fit, or name the directory of a sweep.")
+            raise RecordError(f"{what}: leave member out, resume it with jn.fit, or name the directory of a sweep.")
         return [self]
 
     def run_facts(self) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def test_members_and_a_run_are_compared_on_the_command_line(base: Path, tmp_path
     command(["diff", str(base), str(swept), "--member", "1", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert [one["text"] for one in found["differences"] if one["part"] == "config"] == ["seed 0 → 3"]
-    with pytest.raises(jn.ConfigError, match="has none"):
+    with pytest.raises(jn.ConfigError, match="no record"):
         jn.diff(base, dataclasses.replace(jn.open_run(base), dir=None))
 
 
