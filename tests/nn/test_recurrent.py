@@ -13,8 +13,9 @@ from jax.experimental import rnn
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from jaxnn._equations import equations
 from jaxnn.nn import GRU, LSTM, Bidirectional
-from jaxnn.observe import Traced, equations
+from jaxnn.observe import Traced
 from jaxnn.types import ConfigError
 from tests import draws, native
 from tests.draws import assert_close, assert_near

@@ -12,8 +12,8 @@ import pytest
 
 import jaxnn as jn
 from jaxnn import optim, tasks
+from jaxnn._equations import equations
 from jaxnn.nn import Embed
-from jaxnn.observe import equations
 from jaxnn.optim import SparseRows, schedules, sparse_rows, value_and_grad_of, value_and_row_gradient
 from jaxnn.steps import init_train_state, make_train_step
 from jaxnn.types import Batch
