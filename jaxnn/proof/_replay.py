@@ -26,6 +26,7 @@ from jaxnn._fingerprints import (
 from jaxnn._json import config_from_json
 from jaxnn._text import Table, format_bytes, short_path, text_table
 from jaxnn.observe import describe_devices, nbytes
+from jaxnn.proof._batch_table import batch_table
 from jaxnn.run import Run
 from jaxnn.sweeps import Sweep
 from jaxnn.types import Batch, ConfigError, Experiment, Metrics, RecordError, TrainState, check_int
@@ -116,6 +117,11 @@ class Replay:
         from jaxnn.proof._batch_figure import draw_batch
 
         return draw_batch(self.batch, num_examples, f"the batch of step {self.step:,}", self._recorded.class_names)
+
+    def table(self, num_examples: int = 8) -> Table:
+        """Returns the first examples of the batch as a table: columns by name, texts, or an array's first numbers."""
+        source = self._recorded.trainer.programs.source
+        return batch_table(self.batch, self.examples, source, self._recorded.class_names, num_examples)
 
     def rows(self) -> list[tuple[str, str]]:
         """Returns what it is, as (name, value)."""

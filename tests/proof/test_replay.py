@@ -67,6 +67,11 @@ def test_any_step_is_replayed_with_its_batch_and_key(run: jn.Run):
     after, metrics = replay.update()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), after.params, state.params)
     assert int(after.step) == 14 and metrics.keys() == {"loss"}
+    rows = replay.table(2).rows
+    assert [int(row[0]) for row in rows] == replay.examples[:2].tolist()
+    assert [float(row[-1]) for row in rows] == batches[13].targets[:2].tolist()
+    with pytest.raises(jn.ConfigError, match="no pictures"):
+        replay.plot()
     assert replay.key == jax.random.fold_in(state.key, 13)
     assert ["digest" in line for line in replay.reports] == [False, True, False, True]  # where it is evaluated
     assert "digest" not in run.metrics and "digest" not in run.final
