@@ -406,7 +406,7 @@ class Programs:
 
                 def train(state: Any, totals: Totals, examples: Examples, bounds: Array | None = None) -> Any:
                     call = make(self.spec, num_steps, None, bounds)
-                    return _pure.with_digests(call, shape, self.layout.platform)(state, totals, examples)
+                    return _pure.with_digests(call, shape, self.layout)(state, totals, examples)
 
                 jit |= {} if in_part else {"donate_argnums": 0}
                 return observe.Lowered.of(train, f"{program}", cause, *arguments, **jit)

