@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import sys
 from typing import Any
 
 import jax
@@ -126,7 +127,8 @@ def overflowing() -> jn.Experiment[Any]:
 experiment = overflowing()
 
 
-def test_a_diverged_run_is_explained_and_shown_again(tmp_path, capsys):
+def test_a_diverged_run_is_explained_and_shown_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py"])
     with pytest.raises(jn.TrainingError, match=r"or find the cause: jaxnn autopsy .*run --script \S+$"):
         tiny.fit(experiment, tmp_path / "run", eval_every=5)
     explained = jn.autopsy(tmp_path / "run", experiment)

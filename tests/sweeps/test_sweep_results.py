@@ -236,12 +236,15 @@ def test_members_without_a_result_are_counted_and_not_averaged(grid):
     assert infinite.group().best("test_loss").point == {"learning_rate": 0.01}
 
 
-def test_summary_has_axes_throughput_best_and_errors(grid):
+def test_summary_has_axes_throughput_best_and_errors(grid, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py"])
     status, rates, _, *speed, best, diverged, cause, path = (line[15:] for line in repr(grid).splitlines())
     assert status == "sweep of 6: 5 finished, 1 diverged" and rates == "0.01, 0.1" and path == str(grid.dir)
     assert speed == ["1,234 member steps/s", "2.50 s (train 2.00 s, load 0.50 s), 1 program compiled"]
     assert diverged == "member 5 (learning_rate 0.1, seed 2)"
-    assert "autopsy" in cause and str(grid.dir) in cause and re.search(r"member\W5", cause)
+    assert cause.startswith(f"jaxnn autopsy {grid.dir} --script ") and cause.endswith(" --member 5")
+    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py"])
+    assert f"jn.autopsy('{grid.dir}', experiment, member=5)" in repr(grid)
     assert best.startswith("member 3 (learning_rate 0.1, seed 0), by the lowest final test_loss, chosen on test: train")
     for html in (grid._repr_html_(), grid.table()._repr_html_(), grid.group()._repr_html_()):
         assert "<td" in html and "diverged" in html
