@@ -405,7 +405,7 @@ class Programs:
                     jit |= {"in_shardings": given, "out_shardings": (state, totals)}
 
                 def train(state: Any, totals: Totals, examples: Examples, bounds: Array | None = None) -> Any:
-                    call = make(self.spec, num_steps, None, bounds)
+                    call = make(self.spec, num_steps, bounds=bounds)
                     return _pure.with_digests(call, shape, self.layout)(state, totals, examples)
 
                 jit |= {} if in_part else {"donate_argnums": 0}

@@ -85,6 +85,19 @@ class PopulationRecord:
         sides = [Described(one.about["config"], one.facts, one.group) for one in (a, b)]
         return find_differences(*sides)
 
+    @staticmethod
+    def changes(before: records.Recorded, trainer: Trainer) -> list[str]:
+        """Returns what a process that computes a recorded training again, by ``trainer``, does otherwise.
+
+        The program of a member is that of its group's first one, and is not compared.
+        """
+        programs, config = trainer.programs, before.about["config"]
+        now = {"implementations": programs.traced_step.implementations, "layout": programs.layout.as_json()}
+        now |= {"fingerprint": trainer.fingerprint} if before.row is None else {}
+        facts = before.facts | {"devices": describe_devices(), "jax_flags": jax_flags()}
+        sides = Described(config, before.facts, before.group), Described(config, facts, before.group | now)
+        return changes_at_resume(*sides)
+
     def write(self, **facts: Any) -> None:
         """Replaces ``record.json``, with these facts changed, and writes new texts beside it."""
         self.facts |= facts

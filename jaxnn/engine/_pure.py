@@ -165,7 +165,7 @@ def make_batch(source: Source) -> Callable[[Examples, jax.Array, jax.Array], Bat
 
 
 def make_train(
-    spec: GroupSpec, num_steps: int, values: Mapping[str, Any] | None = None, bounds: Array | None = None
+    spec: GroupSpec, num_steps: int, values: Mapping[str, Any] | None = None, *, bounds: Array | None = None
 ) -> Callable[[TrainState, Totals, Examples], tuple[TrainState, Totals]]:
     """Returns a pure function that trains one member, with ``values`` of its traced fields, ``num_steps`` steps.
 
@@ -175,14 +175,10 @@ def make_train(
     config = experiment.config
 
     def train(state: TrainState, totals: Totals, examples: Examples) -> tuple[TrainState, Totals]:
-        augment_key = None
-        if is_augmented(spec.source):  # random numbers take long to lower, also those that are not used
-            augment_key = jax.random.fold_in(jax.random.key(config.seed), AUGMENT_STREAM)
+        augmented = _augmentation(spec.source, config.seed)
 
         def make_batch(row: Any, step: jax.Array) -> Any:
-            batch = layout.constrain(feed.batch(examples, row))
-            if augment_key is not None:
-                batch = spec.source.transform(batch, jax.random.fold_in(augment_key, step))
+            batch = augmented(layout.constrain(feed.batch(examples, row)), step)
             return layout.local_shard(layout.constrain(batch))
 
         # All batches of the call are chosen at once: far cheaper than one by one inside the scan.
@@ -195,17 +191,22 @@ def make_train(
 
 def make_step_batch(spec: GroupSpec) -> Callable[[Examples, Array], Batch]:
     """Returns a pure function from the examples of a call, and the first step in it, to its augmented batch."""
-    seed, feed, source = spec.experiment.config.seed, spec.feed, spec.source
+    seed, feed = spec.experiment.config.seed, spec.feed
 
     def make(examples: Examples, step: Array) -> Batch:
         rows = feed.rows(examples, seed, jnp.asarray(step)[None])
         batch = feed.batch(examples, jax.tree.map(lambda leaf: leaf[0], rows))
-        if not is_augmented(source):
-            return batch
-        key = jax.random.fold_in(jax.random.key(seed), AUGMENT_STREAM)
-        return source.transform(batch, jax.random.fold_in(key, step))
+        return _augmentation(spec.source, seed)(batch, step)
 
     return make
+
+
+def _augmentation(source: Source, seed: Any) -> Callable[[Batch, Array], Batch]:
+    """Returns a pure function from the batch of a step to the augmented one."""
+    if not is_augmented(source):  # random numbers take long to lower, also those that are not used
+        return lambda batch, step: batch
+    key = jax.random.fold_in(jax.random.key(seed), AUGMENT_STREAM)
+    return lambda batch, step: source.transform(batch, jax.random.fold_in(key, step))
 
 
 def make_evaluate(spec: GroupSpec, source: Source, values: Mapping[str, Any] | None = None) -> Callable[..., Any]:
@@ -270,7 +271,7 @@ def make_population_init(spec: GroupSpec, num_members: int) -> Callable[..., Tra
 
 
 def make_population_train(
-    spec: GroupSpec, num_steps: int, values: None = None, bounds: Array | None = None
+    spec: GroupSpec, num_steps: int, *, bounds: Array | None = None
 ) -> Callable[..., tuple[Population, Totals]]:
     """Returns a pure function that trains every living member ``num_steps`` steps: ``(population, totals, examples)``.
 
@@ -280,7 +281,7 @@ def make_population_train(
 
     def train_chunk(part: Population, totals: Totals, examples: Examples) -> tuple[Population, Totals]:
         def one(values: Mapping[str, Array], state: TrainState, totals: Totals) -> tuple[TrainState, Totals]:
-            return make_train(spec, num_steps, values, bounds)(state, totals, examples)
+            return make_train(spec, num_steps, values, bounds=bounds)(state, totals, examples)
 
         if part.alive.shape[0] == 1 or not spec.in_step:
             states, totals = _vmap_or_squeeze(one, part.alive.shape[0])(part.values, part.members, totals)

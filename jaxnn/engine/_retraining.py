@@ -12,7 +12,7 @@ from jaxnn.engine._digests import show_digests, state_digests
 from jaxnn.engine._states import EMPTY, HostStates, Shape, key_words, with_keys
 from jaxnn.engine._trainer import Trainer
 from jaxnn.observe import nbytes
-from jaxnn.types import Batch, Examples, TrainState
+from jaxnn.types import Examples, TrainState
 
 
 @dataclasses.dataclass
@@ -41,27 +41,25 @@ class Retraining:
         Also whether a part of a call had the same bits as the whole, and the step whose digest confirms the state: its
         training gets there once, and `reached` has it.
         """
-        plan, calls = self.trainer.plan, 0
+        plan, programs, calls = self.trainer.plan, self.trainer.programs, 0
         at = max(kept for kept in self.kept if kept <= step)
         confirming = min((noted for noted in self.digests if noted >= step), default=plan.window_end(step))
         state, found, agrees = self._placed(at), None, True
         if at == confirming:
             self.reached[at] = self._digest(state)
-        while found is None or (at < confirming and confirming not in self.reached):
-            if at == step and found is None:
+        while True:
+            if at == step:
                 found = self._member(state)
-                continue
+            if found is not None and (at >= confirming or confirming in self.reached):
+                return found, agrees, confirming
             before, length = at, plan.call_length(at)
             at += length
-            examples = self.trainer.programs.spec.feed.prepare(before, length)
+            examples, rest = programs.spec.feed.prepare(before, length), None
             if before < step < at:
                 middle = self._part(state, length, examples, 0, step - before)
                 found, rest = self._member(middle), self._part(middle, length, examples, step - before, length)
-            else:
-                rest = None
             # Its own memory goes to the next state: what is found is a copy.
-            totals = self._zeros(noting=True)
-            state, totals = self.trainer.programs.train(self.shape, length, "to replay")(state, totals, examples)
+            state, totals = programs.train(self.shape, length, "to replay")(state, self._zeros(noting=True), examples)
             if rest is not None:
                 agrees = self._digest(rest) == self._digest(state)
             if at in self.digests:
@@ -69,11 +67,6 @@ class Retraining:
             calls += 1
             if calls % self.every == 0:
                 self.keep(at, self._member(state))
-        return found, agrees, confirming
-
-    def batch(self, step: int) -> Batch:
-        """The batch of the update after ``step`` others, augmented."""
-        return self.trainer.programs.step_batch(step)
 
     @property
     def _place(self) -> Any:

@@ -193,7 +193,6 @@ class _Search:
     def __init__(self, first: Replay) -> None:
         self.first = first
         self.program = Program.trace(first.step_function, first.state, first.batch)
-        self._flags: dict[tuple[int, int], Any] = {}
 
     def window(self) -> tuple[int, int] | None:
         """The last step before and the last step of the first window whose loss is not finite."""

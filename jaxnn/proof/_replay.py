@@ -15,17 +15,10 @@ import numpy as np
 
 from jaxnn import engine, parallel, record
 from jaxnn._clock import Clock
-from jaxnn._fingerprints import (
-    STATE_PARTS,
-    changed_implementations,
-    changed_parts,
-    check_same_data,
-    data_fingerprint,
-    differing_parts,
-)
+from jaxnn._fingerprints import STATE_PARTS, check_same_data, data_fingerprint, differing_parts
 from jaxnn._json import config_from_json
 from jaxnn._text import Table, format_bytes, short_path, text_table
-from jaxnn.observe import describe_devices, nbytes
+from jaxnn.observe import nbytes
 from jaxnn.proof._batch_table import batch_table
 from jaxnn.run import Run
 from jaxnn.sweeps import Sweep
@@ -206,7 +199,7 @@ class _Recording:
         kind = "run" if found.row is None else "sweep"
         check_same_data(path, found.group["fingerprint"], data_fingerprint(splits), kind)
         self.class_names = splits.class_names
-        self.differences: list[str] = []
+        self._noted: list[str] = []  # what makes it start otherwise
         layout = self._layout()
         self.members = members = None if found.row is None else self._members()
         how: Any = {"members": members, "steps_per_call": found.group["steps_per_call"]}
@@ -220,7 +213,6 @@ class _Recording:
         digests = {line["step"]: line["digest"] for line in found.lines if "digest" in line}
         self.retraining = engine.Retraining(self.trainer, digests, shape, most_bytes)
         self._keep_saved()
-        self._compare()
 
     def replay(self, step: int) -> Replay:
         """The update ``step``, from 1."""
@@ -237,7 +229,7 @@ class _Recording:
             )
         state, agrees, at = self.retraining.state(number - 1)
         exact, why = self._verdict(agrees, at)
-        batch, key = self.retraining.batch(number - 1), jax.random.fold_in(state.key, state.step)
+        batch, key = self.trainer.programs.step_batch(number - 1), jax.random.fold_in(state.key, state.step)
         return Replay(number, state, batch, key, exact, why, self)
 
     def examples(self, step: int) -> np.ndarray | None:
@@ -249,6 +241,14 @@ class _Recording:
         return chosen if chosen.shape == (config.batch_size,) else None
 
     @functools.cached_property
+    def differences(self) -> list[str]:
+        """What differs from the process that trained, which can explain other bits."""
+        changed = engine.PopulationRecord.changes(self.found, self.trainer)
+        resumes = [one for one in self.found.facts.get("resumed") or () if one["changed"]]
+        since = [f"resumed after step {one['step']:,} with {', '.join(one['changed'])}" for one in resumes]
+        return [*self._noted, *changed, *since]
+
+    @functools.cached_property
     def one_step(self) -> Any:
         """The compiled program of one update."""
         return jax.jit(engine.make_step(self.experiment))
@@ -258,8 +258,8 @@ class _Recording:
         before, now = self.retraining.digests.get(at), self.retraining.reached.get(at)
         if before is None or now is None:
             return False, f"the record has no digest of step {at:,}"
-        since = f" ({'; '.join(self.differences)})" if self.differences else ""
         if before != now:
+            since = f" ({'; '.join(self.differences)})" if self.differences else ""
             parts = " and ".join(STATE_PARTS[part] for part in differing_parts(before, now))
             return False, f"at step {at:,} {parts} differ from the record{since}"
         if not agrees:
@@ -285,7 +285,7 @@ class _Recording:
             devices = parallel.choose_devices(parallel.find_devices(None), math.prod(axes.values()))
         except ConfigError as error:
             used = f"{recorded['strategy']} over {parallel.format_mesh(axes)}"
-            self.differences.append(f"it was trained as {used}: {str(error).rstrip('.')}")
+            self._noted.append(f"it was trained as {used}: {str(error).rstrip('.')}")
             return parallel.SINGLE_DEVICE
         data_axes = (parallel.DATA,) if self.found.row is None else (parallel.DATA, engine.MEMBERS)
         return parallel.Layout(strategy, parallel.make_mesh(devices, axes), data_axes)
@@ -312,7 +312,7 @@ class _Recording:
                 try:
                     keep(step, record.load_checkpoint(found.states / f"{step}", programs.shapes))
                 except RecordError as error:  # it is trained from an earlier one
-                    self.differences.append(str(error))
+                    self._noted.append(str(error))
             return
         number = found.about["member"]
         if not _is_copy(self.path, found):
@@ -326,22 +326,6 @@ class _Recording:
             restored, (row,) = saved
             state = restored.state.member(row, programs.shapes)
             keep(int(state.step), state)
-
-    def _compare(self) -> None:
-        """Notes what differs from the process that trained."""
-        group, facts, now = self.found.group, self.found.facts, describe_devices()
-        self.differences += (
-            changed_parts(group["fingerprint"], self.trainer.fingerprint) if self.found.row is None else []
-        )
-        implementations = self.trainer.programs.traced_step.implementations
-        self.differences += changed_implementations(group.get("implementations") or {}, implementations)
-        for resumed in facts.get("resumed") or ():
-            if resumed["changed"]:
-                self.differences.append(f"resumed after step {resumed['step']:,} with {', '.join(resumed['changed'])}")
-        before = facts["devices"]["versions"]
-        self.differences += [
-            f"{name} {before.get(name)} → {v}" for name, v in now["versions"].items() if before.get(name) != v
-        ]
 
 
 def _is_copy(path: Path, found: record.Recorded) -> bool:
