@@ -1,21 +1,27 @@
-"""The origin of a run: the command, its code in git, and the settings of JAX."""
+"""The origin of a run: the command, its code in git, the settings of JAX, and where its experiment is defined."""
 
+from __future__ import annotations
+
+import ast
 import contextlib
+import dataclasses
 import difflib
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxnn._fingerprints import text_fingerprint
-from jaxnn.types import Experiment
+from jaxnn._json import config_from_json
+from jaxnn.types import ConfigError, Experiment, named_object
 
 MOST_CODE = 2**20  # bytes of what is not committed that are kept
+_PARTS = "data", "task", "optimizer", "step", "params"  # of an experiment, besides its config
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
@@ -90,3 +96,73 @@ def file_name_of(experiment: Experiment[Any]) -> str | None:
     file = getattr(sys.modules.get(module), "__file__", None)
     # The config class of `jn.train` is jaxnn's.
     return Path(file).stem if file and not module.startswith("jaxnn.") else None
+
+
+class Definition(NamedTuple):
+    """Where another process finds an experiment: a variable of a module, or an entry of a dict there."""
+
+    module: str
+    file: str  # the module's
+    name: str
+    key: str | None  # in the dict of that name
+
+    @staticmethod
+    def find(experiment: Experiment[Any]) -> tuple[Definition, Experiment[Any]] | None:
+        """The variable that holds an experiment, at any config, and its value; None if no file has one."""
+        parts = [getattr(experiment, part) for part in _PARTS]
+        names = [getattr(part, "__module__", "") for part in (*parts, type(experiment.config))]
+        # Its functions may come from a module that makes experiments.
+        for module in filter(None, map(sys.modules.get, dict.fromkeys([*names, "__main__", *sys.modules]))):
+            if (file := getattr(module, "__file__", None)) is None:
+                continue
+            spec: Any = getattr(module, "__spec__", None)  # a script has none
+            known = Path(file).stem if spec is None else spec.name
+            for name, value in [*vars(module).items()]:
+                for key, one in value.items() if isinstance(value, dict) else [(None, value)]:
+                    if not isinstance(one, Experiment) or parts != [getattr(one, part) for part in _PARTS]:
+                        continue
+                    if module.__name__ != "__main__" or name not in _guarded(Path(file)):
+                        return Definition(known, str(Path(file).resolve()), name, key), one
+        return None
+
+    def load(self, config: dict[str, Any]) -> Experiment[Any]:
+        """Imports the experiment, at a ``config``."""
+        sys.argv = [self.file, "verify"]  # of a script that runs when it is imported
+        sys.path.insert(0, str(Path(self.file).parent))
+        with importing():
+            found: Any = named_object(f"{self.module}:{self.name}", "the experiment")
+        experiment: Experiment[Any] = found if self.key is None else found[self.key]
+        return dataclasses.replace(experiment, config=config_from_json(config, experiment.config))
+
+
+def _guarded(script: Path) -> set[str]:
+    """The variables that a script lacks when it is imported: its main guard alone assigns them."""
+    guard, others = set[str](), set[str]()
+    for statement in ast.parse(script.read_text()).body:
+        is_guard = isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test)
+        names = (node for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+        (guard if is_guard else others).update(node.id for node in names)
+    return guard - others
+
+
+_importing = False  # whether a script is imported for its experiment
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Within the block scripts are imported for what they define, and not to run."""
+    global _importing
+    _importing = True
+    try:
+        yield
+    finally:
+        _importing = False
+
+
+def check_not_imported() -> None:
+    """Raises ConfigError in a script that runs when it is imported."""
+    if _importing:
+        raise ConfigError(
+            'the script runs when it is imported: put its last lines under if __name__ == "__main__":, so that its '
+            "experiment can be used without."
+        )

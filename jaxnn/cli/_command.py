@@ -15,8 +15,9 @@ from jaxnn import sweeps
 from jaxnn._disk import write_bytes
 from jaxnn._figures import draw_curves
 from jaxnn._json import final_metrics, json_line
+from jaxnn._provenance import importing
 from jaxnn._text import any_text, format_bytes, format_split, text_table
-from jaxnn.cli._process import exit_on_user_error, importing
+from jaxnn.cli._process import exit_on_user_error
 from jaxnn.cli._script import given, main, only_compile
 from jaxnn.observe import describe_devices, known_faults, missing_gpu
 from jaxnn.record import RecordReader

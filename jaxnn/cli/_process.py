@@ -145,29 +145,6 @@ def count_from_start() -> None:
         Clock.process_started = time.perf_counter() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
 
-_importing = False  # whether a script is imported for its experiment
-
-
-@contextlib.contextmanager
-def importing() -> Iterator[None]:
-    """Within the block scripts are imported for what they define, and not to run."""
-    global _importing
-    _importing = True
-    try:
-        yield
-    finally:
-        _importing = False
-
-
-def check_not_imported() -> None:
-    """Raises ConfigError in a script that runs when it is imported."""
-    if _importing:
-        raise ConfigError(
-            'the script runs when it is imported: put its last lines under `if __name__ == "__main__":`, so that its '
-            "experiment can be used without."
-        )
-
-
 def check_alone(arguments: Sequence[str], command: str) -> None:
     """Raises ConfigError if a flag of several processes is among the arguments of a command that is for one."""
     flags = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(ClusterOptions)} - {"--cpu-devices"}

@@ -21,6 +21,7 @@ import jax
 
 from jaxnn._fields import with_changes, with_fields
 from jaxnn._json import check_same_config, config_from_json, jsonable, leaf_fields
+from jaxnn._provenance import check_not_imported
 from jaxnn._signals import INTERRUPTED, RESUMABLE
 from jaxnn._text import any_text, drop_output, is_of_output
 from jaxnn.cli import _process
@@ -100,7 +101,7 @@ def main(
         gc.freeze()
         _process.count_from_start()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    _process.check_not_imported()
+    check_not_imported()
     resumed = None if (directory := given(arguments, "--resume")) is None else Path(directory)
     with _process.exit_on_user_error(resumed, owns_process=argv is None):
         for word in arguments:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +24,12 @@ import numpy as np
 
 from jaxnn import engine
 from jaxnn._fingerprints import data_fingerprint
-from jaxnn._json import config_from_json, config_json, jsonable
-from jaxnn._provenance import jax_flags
+from jaxnn._json import config_json, jsonable
+from jaxnn._provenance import Definition, jax_flags
 from jaxnn.data import is_augmented
 from jaxnn.observe import cpu_count, known_faults
 from jaxnn.proof._conditions import changed, reads_noted
-from jaxnn.proof._leaf_differences import leaf_differences
+from jaxnn.proof._leaf_differences import leaf_differences, plain
 from jaxnn.record import RecordReader, load_checkpoint
 from jaxnn.run import fit
 from jaxnn.search import zip as zip_values
@@ -40,9 +40,7 @@ from jaxnn.types import (
     JaxnnError,
     PyTree,
     TrainState,
-    is_key,
     named_leaves,
-    named_object,
 )
 
 CALLS = 40  # of one program on equal buffers, as the race of jax#39741 was found
@@ -52,46 +50,6 @@ KILL_WITHIN = 60.0  # seconds that a run waits for its first checkpoint before i
 SAVED_BYTES = 64 << 20  # of a batch that is written for a comparison
 # Largest distance of two runs that only round differently, in units of the update so far; by the width of products.
 TOLERANCE, HALF_TOLERANCE = 0.01, 0.25
-_PARTS = "data", "task", "optimizer", "step", "params"  # of an experiment, besides its config
-_is_fresh = False
-
-
-class Definition(NamedTuple):
-    """Where a fresh process finds an experiment: a variable of a module, or an entry of a dict there."""
-
-    module: str
-    file: str  # the module's
-    name: str
-    key: str | None  # in the dict of that name
-
-    @staticmethod
-    def of(experiment: Experiment[Any]) -> Definition:
-        """The variable that holds ``experiment``, at any config; ConfigError if no file has one."""
-        parts = [getattr(experiment, part) for part in _PARTS]
-        names = [getattr(part, "__module__", "") for part in (*parts, type(experiment.config))]
-        # Its functions may come from a module that makes experiments.
-        for module in filter(None, map(sys.modules.get, dict.fromkeys([*names, "__main__", *sys.modules]))):
-            if (file := getattr(module, "__file__", None)) is None:
-                continue
-            spec: Any = getattr(module, "__spec__", None)  # that of a script is None
-            known = Path(file).stem if spec is None else spec.name
-            for name, value in [*vars(module).items()]:
-                for key, one in value.items() if isinstance(value, dict) else [(None, value)]:
-                    if isinstance(one, Experiment) and parts == [getattr(one, part) for part in _PARTS]:
-                        return Definition(known, str(Path(file).resolve()), name, key)
-        raise ConfigError(
-            "verify runs the experiment in fresh processes, which import it from a file, and no file has it as a "
-            "variable: write `experiment = jn.Experiment(…)` at the top level of a script, and run "
-            "`jaxnn verify script.py`."
-        )
-
-    def load(self, config: dict[str, Any]) -> Experiment[Any]:
-        """Imports the experiment, at a ``config``."""
-        sys.argv = [self.file, "verify"]  # of a script that runs when it is imported
-        sys.path.insert(0, str(Path(self.file).parent))
-        found: Any = named_object(f"{self.module}:{self.name}", "the experiment")
-        experiment: Experiment[Any] = found if self.key is None else found[self.key]
-        return dataclasses.replace(experiment, config=config_from_json(config, experiment.config))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +99,6 @@ class Job:
 
 def main() -> None:
     """Does the job in the file that is named on the command line, and writes its result."""
-    global _is_fresh
-    _is_fresh = True
     given = json.loads(Path(sys.argv[1]).read_text())
     job, origin, reads, callbacks = Job(**given["job"]), Definition(*given["origin"]), set[str](), list[str]()
     if "core" in job.remedies:
@@ -356,14 +312,11 @@ def _left_out(found: dict[str, Any], name: str) -> Iterator[None]:
         found[name] = {"left out": str(error)}
 
 
-def _host(leaf: Any) -> np.ndarray:
-    return np.atleast_1d(np.ascontiguousarray(jax.random.key_data(leaf) if is_key(leaf) else leaf))
-
-
 def digest(tree: PyTree) -> str:
     """A digest of the leaves of a tree, arrays or plain values, in their order."""
     found = hashlib.blake2b(digest_size=16)
-    for array in map(_host, jax.tree.leaves(tree)):
+    for leaf in jax.tree.leaves(tree):
+        array = np.ascontiguousarray(plain(leaf))
         found.update(f"{array.dtype} {array.shape}".encode())
         found.update(array.tobytes())
     return found.hexdigest()
@@ -383,15 +336,6 @@ def _distance(one: PyTree, other: PyTree, first: PyTree) -> float:
         return float(np.sqrt(sum(np.square(np.float64(x) - np.float64(y)).sum() for x, y in pairs)))
 
     return apart / (norm(one, first) or 1.0) if (apart := norm(one, other)) else 0.0
-
-
-def check_outside() -> None:
-    """Raises ConfigError in a fresh process, whose script must not start another verification."""
-    if _is_fresh:
-        raise ConfigError(
-            "the script runs when it is imported, as fresh processes of verify do: put its last lines under "
-            'if __name__ == "__main__":.'
-        )
 
 
 def num_devices() -> int:

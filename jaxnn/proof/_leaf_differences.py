@@ -33,7 +33,7 @@ def leaf_differences(one: Any, other: Any) -> list[LeafDifference]:
     trees = [
         tree._replace(step=nothing, key=nothing) if isinstance(tree, TrainState) else tree for tree in (one, other)
     ]
-    leaves = [{name: _plain(leaf) for name, leaf in named_leaves(tree).items()} for tree in trees]
+    leaves = [{name: plain(leaf) for name, leaf in named_leaves(tree).items()} for tree in trees]
     found = []
     for name in dict.fromkeys([*leaves[0], *leaves[1]]):
         a, b = (each.get(name, np.zeros(0)) for each in leaves)
@@ -45,7 +45,8 @@ def leaf_differences(one: Any, other: Any) -> list[LeafDifference]:
     return found
 
 
-def _plain(leaf: Any) -> np.ndarray:
+def plain(leaf: Any) -> np.ndarray:
+    """A leaf on the host, with an axis at least; a key as its data."""
     return np.atleast_1d(np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf))
 
 

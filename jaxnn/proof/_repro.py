@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import functools
 import inspect
 import io
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxnn._disk import refusals, write_bytes
+from jaxnn._provenance import Definition
 from jaxnn.types import Batch, ConfigError, Experiment, TrainState, is_key, named_leaves
 
 _FIRST = '"""Shows what is not finite after step '  # the first words of the scripts that are written here
@@ -66,10 +64,11 @@ def write_repro(
     folder: Path, record: Path, step: int, experiment: Experiment[Any], state: TrainState, batch: Batch
 ) -> Path | None:
     """Writes ``repro.py`` and ``repro.npz``, and returns the script's path; None: no script defines the experiment."""
-    source = _source(experiment)
-    if source is None:
+    found = Definition.find(experiment)
+    if found is None or found[0].key is not None:
         return None
-    path, file, name, before = folder / "repro.py", *source
+    definition, before = found
+    path, file = folder / "repro.py", Path(definition.file)
     arrays = {f"state/{leaf}": _plain(value) for leaf, value in named_leaves(state).items()}
     expression = (
         f"jn.Batch({', '.join(_expression(f'batch/{part}', getattr(batch, part), arrays) for part in Batch._fields)})"
@@ -78,10 +77,10 @@ def write_repro(
         first=_FIRST,
         step=step,
         record=record,
-        folder=str(file.resolve().parent),
+        folder=str(file.parent),
         module=file.stem,
-        name=name,
-        config=_changed("config", before, experiment.config),
+        name=definition.name,
+        config=_changed("config", before.config, experiment.config),
         batch=expression,
         make=_step_maker(experiment),
         impl=str(jax.random.key_impl(state.key)),
@@ -101,34 +100,6 @@ def check_own(folder: Path) -> None:
     for file in (path, data):
         if file.exists() and not own:
             raise ConfigError(f"{file} is not an autopsy's: choose another folder, by folder= or --out.")
-
-
-def _source(experiment: Experiment[Any]) -> tuple[Path, str, Any] | None:
-    """The script and the name of the variable that hold the experiment, and its config there."""
-    functions = experiment.task, experiment.data, experiment.optimizer
-    for module in [*sys.modules.values()]:
-        file = getattr(module, "__file__", None)
-        if file is None or not file.endswith(".py"):
-            continue
-        for name, value in [*vars(module).items()]:
-            if module.__name__ == "__main__" and name not in _imported(Path(file)):
-                continue
-            if isinstance(value, Experiment) and (value.task, value.data, value.optimizer) == functions:
-                return Path(file), name, value.config
-    return None
-
-
-@functools.cache
-def _imported(script: Path) -> set[str]:
-    """The variables that a script has when it is imported: those below its main guard it lacks."""
-    tree = ast.parse(script.read_text())
-    return {
-        node.id
-        for one in tree.body
-        if isinstance(one, ast.Assign | ast.AnnAssign)
-        for node in ast.walk(one)
-        if isinstance(node, ast.Name)
-    }
 
 
 def _plain(value: Any) -> np.ndarray:

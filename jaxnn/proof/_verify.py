@@ -16,10 +16,11 @@ import numpy as np
 from jaxnn._disk import refusals, write_json
 from jaxnn._fields import bounded, check_config, check_fields, with_changes
 from jaxnn._json import config_json
+from jaxnn._provenance import Definition, check_not_imported
 from jaxnn._text import Table, say_error
 from jaxnn.engine import near_divisor
 from jaxnn.proof._conditions import REMEDIES
-from jaxnn.proof._fresh import CALLS, Definition, Job, check_outside, difference, is_set, num_devices
+from jaxnn.proof._fresh import CALLS, Job, difference, is_set, num_devices
 from jaxnn.record import RecordReader, load_checkpoint
 from jaxnn.types import ConfigError, Experiment, JaxnnError, RecordError, TrainingError
 
@@ -168,12 +169,18 @@ def verify(experiment: Experiment[Any], options: VerifyOptions | None = None, **
     >>> print(jn.verify(experiment, steps=20))  # doctest: +SKIP
     20 steps                     result       ...
     """
-    check_outside()
+    check_not_imported()
     if not isinstance(experiment, Experiment):
         raise ConfigError(f"{experiment!r:.60} is no experiment: give jn.Experiment(config, data, task, optimizer).")
     options = with_changes(options or VerifyOptions(), changes, experiment.config)
     check_config(experiment.config)
-    started, origin = time.monotonic(), Definition.of(experiment)
+    if (defined := Definition.find(experiment)) is None:
+        raise ConfigError(
+            "verify runs the experiment in fresh processes, which import it from a file, and no file has it as a "
+            "variable: write `experiment = jn.Experiment(…)` at the top level of a script, and run "
+            "`jaxnn verify script.py`."
+        )
+    started, origin = time.monotonic(), defined[0]
     steps = min(options.steps, experiment.config.num_steps)
     file = options.out or Path("runs") / Path(origin.file).stem / "verify.json"
     with refusals(f"{file} cannot be written", ", or choose another file by out= or --out."):
