@@ -211,7 +211,7 @@ def scan_steps(
         carry, _ = body(carry, jax.tree.map(lambda leaf: leaf[0], rows))
     elif bounds is None:
         carry, _ = jax.lax.scan(body, carry, rows)
-    else:  # the same body, whose bits are those of the scan
+    else:  # the same body, with the bits of the scan
 
         def row_of(index: jax.Array) -> Any:
             return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False), rows)

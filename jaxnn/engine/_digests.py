@@ -13,7 +13,7 @@ WORDS = 2  # of 32 bits each, in a digest
 # Smaller arrays are hashed together, since each program of its own takes a while to compile; larger ones are first
 # summed over all axes but the last, without a copy, wherever they are sharded.
 SMALL = 2**16  # numbers
-# Odd constants that spread the bits of a product (those of MurmurHash3 and of the golden ratio).
+# Odd constants that spread the bits of a product (from MurmurHash3 and the golden ratio).
 _PLACE, _FIRST, _SECOND = np.uint32(0x9E3779B1), np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 
 

@@ -84,7 +84,7 @@ class Autopsy:
         step: the update.
         where: the record, and how exact its state is.
         fault: what is not finite, and where it comes from; None: everything is finite one operation at a time.
-        examples: those of the batch without which the step stays finite, or in the band; empty: none alone do.
+        examples: rows of the batch without which the step stays finite, or in the band; empty: none alone do.
         blame: ``data``, ``parameters``, ``both``, ``update``, ``program``, ``compiler`` or ``none``.
         advice: what to do.
         history: earlier steps, oldest first.
@@ -155,7 +155,7 @@ def autopsy(
 
     Args:
         run: what `fit` or `open_run` returned, or its directory.
-        experiment: what was trained; default: that of ``run``.
+        experiment: what was trained; default: the one ``run`` has.
         member: the number of a member of the sweep in the directory.
         step: the number of an update, from 1.
         folder: where ``repro.py`` and ``repro.npz`` are written; default: ``autopsy`` in the directory.

@@ -13,7 +13,7 @@ from jaxnn.proof._replay import Replay
 from jaxnn.types import is_key
 
 _WIDTH = 8.0  # of the band, in robust standard deviations of the logarithm
-_LEAST = 0.1  # of which one is at least so much, as in a run that hardly moves
+_LEAST = 0.1  # the least such deviation, as in a run that hardly moves
 _FEWEST = 5  # values that make a band
 _EARLY = 100.0  # times the largest before it, a value leaves before there is a band
 _STEPS = 64  # before the window, that make the band of its steps

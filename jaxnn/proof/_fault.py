@@ -55,7 +55,7 @@ class NumericFault:
             state or the batch holds it; ``finite``: the loop's operations, one at a time, do not make it.
         operation: such as ``log of float32[32, 10]``.
         direction: ``forward pass``, ``backward pass`` or ``update``.
-        derivative_of: of an operation of the backward pass, that of the forward pass.
+        derivative_of: of an operation of the backward pass, the one of the forward pass.
         scope: such as ``transpose(jvp(MLP))/Dense_0``.
         line: of the user's code.
         loops: the iterations around it, outermost first, such as ``iteration 3 of scan``.

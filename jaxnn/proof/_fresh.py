@@ -63,7 +63,7 @@ class Job:
     steps_per_call: int | None = None  # None: measured, as in a run
     kill: bool = False  # whether it kills itself after a random window
     resume: Path | None = None  # the directory of a run to resume; None: a new run
-    against: Path | None = None  # the directory of a run whose newest state is compared with that of this run
+    against: Path | None = None  # the directory of a run whose newest state is compared with this run's
     calls: bool = False  # whether one compiled call is repeated
     others: bool = False  # whether short runs on several devices and in a sweep are compared with a run alone
     probe: bool = False  # whether digests of data, programs and batches are reported
@@ -170,7 +170,7 @@ class _Work:
             how = {name: how[name] for name in ("stop", "progress", "stall_after", "writers")} | {"resume": job.resume}
         try:
             run = fit(self.experiment, **how)
-        except JaxnnError as error:  # such as data that are not those of the run to resume
+        except JaxnnError as error:  # such as other data than the run to resume has
             return {"error": str(error)}
         if job.kill:
             killer.join()
@@ -329,7 +329,7 @@ def difference(one: PyTree, other: PyTree) -> dict[str, Any] | None:
 
 
 def _distance(one: PyTree, other: PyTree, first: PyTree) -> float:
-    """The distance of two trees of parameters in units of that of ``one`` from the ``first``; 0 if they are equal."""
+    """The distance of two trees of parameters as a share of the distance of ``one`` from the ``first``; 0 if equal."""
 
     def norm(a: PyTree, b: PyTree) -> float:
         pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)

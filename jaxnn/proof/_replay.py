@@ -58,7 +58,7 @@ class Replay:
 
     @property
     def experiment(self) -> Experiment[Any]:
-        """What is trained, at the recorded config; that of the member of a sweep."""
+        """What is trained, at the recorded config of the run or the member."""
         return self._recorded.experiment
 
     @property
@@ -154,7 +154,7 @@ def replay(
 
     Args:
         run: what `fit` or `open_run` returned, or its directory; nothing is written there.
-        experiment: what was trained; default: that of ``run``. It gets the config of the record.
+        experiment: what was trained; default: the one ``run`` has. It gets the config of the record.
         step: the number of the update, from 1.
         member: the number of a member of the sweep in the directory.
         memory_mib: the most memory, in MiB, of the states that are kept; fewer are, if it is little.
@@ -254,7 +254,7 @@ class _Recording:
         return jax.jit(engine.make_step(self.experiment))
 
     def _verdict(self, agrees: bool, at: int) -> tuple[bool, str]:
-        """Whether the state is that of the run to the bit, by the digests at the step ``at``, and why."""
+        """Whether the state has the run's bits, by the digests at the step ``at``, and why."""
         before, now = self.retraining.digests.get(at), self.retraining.reached.get(at)
         if before is None or now is None:
             return False, f"the record has no digest of step {at:,}"

@@ -38,7 +38,7 @@ PARTS = {
 }
 DATA = "data", "order", "batches"
 WINDOWS = 10  # of the steps: each has a digest, and a short comparison takes one
-FINE_STEPS = 50  # a difference within so many first steps is looked for step by step
+FINE_STEPS = 50  # a difference within these first steps is looked for step by step
 MOST_ULP = 1_000_000  # numbers that are further apart are simply others
 MOST_VARIABLES = 4  # of the environment that are tried out
 _AGAIN = (

@@ -31,7 +31,7 @@ _FILLS = 0.5, 2.0
 _MOST_ORIGINS = 20  # that are looked at for one that is no constant
 
 type Index = tuple[int, ...]
-type Path = tuple[Any, ...]  # an equation, after those of the calls around it, outermost first
+type Path = tuple[Any, ...]  # an equation, after the calls around it, outermost first
 
 
 class Operation(NamedTuple):

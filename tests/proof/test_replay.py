@@ -105,5 +105,5 @@ def test_steps_on_several_devices_are_replayed_there(strategy: str, tmp_path: Pa
     run = jn.fit(plain, run_dir=tmp_path / "run", strategy=strategy, devices=2, **QUIET)
     replay = jn.replay(run, step=8)
     assert replay.exact, replay.why
-    # The digest is one of bits, whatever devices hold them: the checkpoint's state is on one.
+    # The digest is one of bits, not of devices: the checkpoint's state is on one.
     assert replay.at(12).exact
