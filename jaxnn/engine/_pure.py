@@ -339,7 +339,8 @@ def with_digests(
             wanted = jnp.max(jnp.asarray(notes)) + diverged > 1
             digests = jax.lax.cond(wanted, lambda: digests_of(states), lambda: jnp.asarray(zeros))
         else:
-            digests = digests_of(states)
+            # Fused with the last update, a digest would keep the state from before it, for as much memory again.
+            digests = digests_of(jax.lax.optimization_barrier(states))
         return trained, totals._replace(digests=digests)
 
     return noting

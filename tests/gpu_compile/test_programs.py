@@ -273,8 +273,8 @@ def test_boosted_trees(how, members):
         assert not program.collectives
     else:
         # Of three levels the histograms of up to two parents, int64; the largest gradient, a bound of their sum, and
-        # the loss. The scores of all rows are gathered.
-        assert program.collectives["all-reduce"][0] == 3 + 3
+        # the loss, and the digest. The scores of all rows are gathered.
+        assert program.collectives["all-reduce"][0] == 3 + 4
         assert 3 * 4 * 2 * 256 * 16 <= program.collectives["all-reduce"][1] < 3 * 4 * 2 * 256 * 16 + 64
         assert program.collectives["all-gather"] == (1, 32 * BATCH * 4)
 
