@@ -1,6 +1,7 @@
 """Digests of training states: 64 bits for each part, the same on any device and under any sharding."""
 
 import math
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ WORDS = 2  # of 32 bits each, in a digest
 # Smaller arrays are hashed together, since each program of its own takes a while to compile; larger ones are first
 # summed over all axes but the last, without a copy, wherever they are sharded.
 SMALL = 2**16  # numbers
+TOGETHER = 2**18  # numbers, of all members, that are copied to be hashed together
 # Odd constants that spread the bits of a product (from MurmurHash3 and the golden ratio).
 _PLACE, _FIRST, _SECOND = np.uint32(0x9E3779B1), np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 
@@ -30,23 +32,33 @@ def state_digests(state: TrainState, num_axes: int = 0, *, is_sharded: bool = Fa
 
 
 def _part_digest(part: PyTree, leading: tuple[int, ...], is_sharded: bool) -> jax.Array:
-    rows = [jnp.zeros((*leading, 1), jnp.uint32)]  # also of a part without arrays
-    for leaf in jax.tree.leaves(part):
-        words = _words(leaf)
-        if math.prod(words.shape[len(leading) :]) > SMALL:
-            axes = tuple(range(len(leading), words.ndim - 1))
-            words = jnp.sum(_mixed(words, len(leading), 0), axes, dtype=jnp.uint32)
-        rows.append(words if is_sharded else words.reshape(*leading, -1))
-    if not is_sharded:
-        rows = [jnp.concatenate(rows, axis=-1)]
     total, before = jnp.zeros((*leading, WORDS), jnp.uint32), 0
-    for row in rows:
+    for row in _rows(part, leading, is_sharded):
         first = _mixed(row, len(leading), before)
         second = first * _SECOND
         axes = tuple(range(len(leading), row.ndim))
         total += jnp.stack([jnp.sum(one, axes, dtype=jnp.uint32) for one in (first, second ^ (second >> 13))], axis=-1)
         before += math.prod(row.shape[len(leading) :])
     return total
+
+
+def _rows(part: PyTree, leading: tuple[int, ...], is_sharded: bool) -> Iterator[jax.Array]:
+    """The words of all arrays in their order: large ones summed to a row, neighbours together up to a bound."""
+    near = [jnp.zeros((*leading, 1), jnp.uint32)]  # also of a part without arrays
+    for leaf in jax.tree.leaves(part):
+        words = _words(leaf)
+        if math.prod(words.shape[len(leading) :]) > SMALL:
+            axes = tuple(range(len(leading), words.ndim - 1))
+            words = jnp.sum(_mixed(words, len(leading), 0), axes, dtype=jnp.uint32)
+        if is_sharded or sum(one.size for one in [*near, words]) > TOGETHER:
+            yield _together(near, leading)
+            near = []
+        near.append(words)
+    yield _together(near, leading)
+
+
+def _together(near: list[jax.Array], leading: tuple[int, ...]) -> jax.Array:
+    return near[0] if len(near) == 1 else jnp.concatenate([one.reshape(*leading, -1) for one in near], axis=-1)
 
 
 def _mixed(words: jax.Array, first_axis: int, before: int) -> jax.Array:

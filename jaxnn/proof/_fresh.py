@@ -50,6 +50,9 @@ KILL_WITHIN = 60.0  # seconds that a run waits for its first checkpoint before i
 SAVED_BYTES = 64 << 20  # of a batch that is written for a comparison
 # Largest distance of two runs that only round differently, in units of the update so far; by the width of products.
 TOLERANCE, HALF_TOLERANCE = 0.01, 0.25
+# Beyond it, the largest distance in units of what one changed bit of each parameter does, such as where Adam divides
+# gradients that are rounding errors by their own size.
+MOST_ROUNDINGS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,8 +227,29 @@ class _Work:
         """How far two states are from each other, and whether rounding explains it."""
         share = _distance(one.params, other.params, self.programs.init().params)
         is_half = any("16" in dtype for dtype in self.programs.traced_step.product_dtypes)
-        rounds = share <= (HALF_TOLERANCE if is_half else TOLERANCE)
+        rounds = share <= (HALF_TOLERANCE if is_half else TOLERANCE) or share <= MOST_ROUNDINGS * self.sensitivity
         return {"rounds": rounds, "share": share, "difference": difference(one, other)}
+
+    @functools.cached_property
+    def sensitivity(self) -> float:
+        """How far runs of one window are apart, as `compared` measures, if one bit of their parameters differs."""
+        programs, length, key = self.programs, self.job.steps_per_call or 1, jax.random.key(0)
+        program, zeros, first = programs.train(None, length, "verify"), programs.zeros(None), programs.init()
+        zeros = zeros._replace(notes=np.zeros((), np.int32))  # type: ignore[attr-defined]
+
+        def nudged(leaf: jax.Array) -> jax.Array:
+            up = jax.random.bernoulli(key, shape=leaf.shape)
+            return jnp.nextafter(leaf, jnp.where(up, 1, -1) * jnp.asarray(jnp.inf, leaf.dtype))
+
+        def trained(params: PyTree) -> PyTree:
+            state = jax.tree.map(jnp.copy, first)._replace(params=params)
+            for step in range(0, self.job.every, length):
+                state, _ = program(state, zeros, programs.spec.feed.prepare(step, length))
+            return state.params
+
+        with contextlib.closing(programs.spec.feed):
+            params = jax.tree.map(jnp.copy, first.params)
+            return _distance(trained(params), trained(jax.tree.map(nudged, first.params)), first.params)
 
     def probed(self) -> dict[str, Any]:
         """Digests of what a run is made from, whether they are equal when made again, and facts for causes."""

@@ -155,7 +155,8 @@ def verify(experiment: Experiment[Any], options: VerifyOptions | None = None, **
     generators, the clock, host callbacks, native kernels, flags for known faults, threads, augmentations. Runs train
     the first ``steps`` of the plan in a temporary folder, about three times as many in all, and without a failure four
     processes start. Programs are compiled in the first one; the others load them, as scripts do from their compile
-    cache. Rounding explains a difference of the parameters up to 1 % of the update so far, 25 % in half precision.
+    cache. Rounding explains a difference of the parameters up to 1 % of the update so far, 25 % in half precision, or
+    up to four times what one changed bit of each initial parameter does.
 
     Args:
         experiment: a variable of a script or module, which fresh processes import.
