@@ -1,9 +1,9 @@
 """Sweeps: many runs of an experiment as one program, their record, and their results."""
 
-from jaxnn.sweeps._comparison import compare, mean_difference, seeds_needed
+from jaxnn.sweeps._comparison import compare
 from jaxnn.sweeps._confirmation import confirm_best
 from jaxnn.sweeps._executors import sweep
-from jaxnn.sweeps._members import Member, count_by_status, mean_interval, show_field
+from jaxnn.sweeps._members import Member, count_by_status, show_field
 from jaxnn.sweeps._plan import SweepOptions, plan_sweep
 from jaxnn.sweeps._stored import open_sweep
 from jaxnn.sweeps._sweep import Sweep

@@ -1,6 +1,5 @@
 """Comparison of two sweeps or runs: pairs of runs with equal seeds, and the interval of their difference."""
 
-import bisect
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -8,18 +7,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from jaxnn import record
 from jaxnn._json import config_json
+from jaxnn._statistics import mean_difference, seeds_needed
 from jaxnn.run import Run, open_run
 from jaxnn.sweeps._members import (
-    ROUNDING,
     SEED,
     Member,
     count_by_status,
     grouped,
-    mean_interval,
     point_key,
     seed_means,
     show,
@@ -34,35 +31,6 @@ type Verdict = Literal["better", "worse", "higher", "lower", "not separable"]
 type Comparable = Source | Sequence[Source]
 
 MOST_NAMED = 4
-MOST_SEEDS = 1_000_000
-
-
-def mean_difference(a: ArrayLike, b: ArrayLike) -> tuple[float, float, float, float]:
-    """Returns the mean of ``b - a``, both ``[pairs]``, its 95 % interval by Student's t, and the standard deviation.
-
-    The ends of the interval are NaN for fewer than two pairs or fewer than six equal differences; the standard
-    deviation is that of one pair's difference, NaN for fewer than two pairs.
-    """
-    a, b = np.asarray(a, float), np.asarray(b, float)
-    mean, scale = float((b - a).mean()), float(max(np.abs(a).max(), np.abs(b).max()))
-    deviation = float((b - a).std(ddof=1)) if len(a) > 1 else math.nan
-    return mean, *mean_interval(b - a, scale), 0.0 if deviation <= ROUNDING * scale else deviation
-
-
-def seeds_needed(difference: float, deviation: float) -> int | None:
-    """Returns how many pairs a two-sided paired t-test at 5 % needs to detect a difference of means with power 0.8.
-
-    The least n of at least 2 with ``n >= ((t(0.975) + t(0.8)) * deviation / difference)²``, both t of n - 1 degrees of
-    freedom, ``deviation`` that of one pair's difference; None if it is more than a million.
-    """
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
-
-    def enough(n: int) -> bool:
-        quantiles = float(stdtrit(n - 1, (0.975, 0.8)).sum())
-        return difference != 0 and math.sqrt(n) * abs(difference) >= quantiles * deviation
-
-    found = 2 + bisect.bisect_left(range(2, MOST_SEEDS + 1), True, key=enough)
-    return found if found <= MOST_SEEDS else None
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

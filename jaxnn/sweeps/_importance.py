@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from jaxnn import parallel, trees
+from jaxnn._statistics import mean_interval
 from jaxnn._text import Table
 from jaxnn.search import Axis
-from jaxnn.sweeps._members import LOST, SEED, mean_interval, point_key
+from jaxnn.sweeps._members import LOST, SEED, point_key
 from jaxnn.types import ConfigError, warn
 
 if TYPE_CHECKING:

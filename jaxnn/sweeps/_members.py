@@ -11,6 +11,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from numpy.typing import ArrayLike
 
+from jaxnn._statistics import ROUNDING, mean_interval
 from jaxnn._text import Table
 from jaxnn.tasks import check_direction
 from jaxnn.types import ConfigError, Direction, RecordError, suggest
@@ -22,8 +23,6 @@ LOST = ("diverged", "failed")
 COMPLETE = ("finished", "stopped early")
 # Selection tolerance: a float32, or a number printed with six digits, selects the value it stands for.
 TOLERANCE = 1e-5
-ENOUGH_EQUAL = 6  # equal values are evidence from so many on
-ROUNDING = 1e-6  # deviations below this share of the values are rounding
 MOST_DECIMALS = 6  # numbers that would need more are printed with significant digits
 
 
@@ -282,23 +281,3 @@ def spread_of(values: np.ndarray) -> Spread:
     if n > 1 and deviation <= ROUNDING**2 * np.abs(finite).max():
         deviation = 0.0  # of equal values
     return Spread(n, mean, deviation, *mean_interval(finite))
-
-
-def mean_interval(values: ArrayLike, scale: float | None = None) -> tuple[float, float]:
-    """Returns the 95 % interval of the mean of ``values [n]`` by Student's t: mean ± t(0.975; n - 1) · s / √n.
-
-    It holds the mean of normally distributed values in 95 of 100 cases, from two on. Its ends are NaN for fewer than
-    two, and for fewer than six equal ones, which are no evidence: five differences have one sign by chance in 6 % of
-    all cases (2 · 0.5⁵). Deviations below a millionth of ``scale``, by default the largest value, are rounding.
-    """
-    values = np.asarray(values, float)
-    if (n := len(values)) < 2:
-        return math.nan, math.nan
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
-
-    mean, deviation = float(values.mean()), float(values.std(ddof=1))
-    if deviation <= ROUNDING * (np.abs(values).max() if scale is None else scale):
-        end = mean if n >= ENOUGH_EQUAL else math.nan
-        return end, end
-    half = float(stdtrit(n - 1, 0.975)) * deviation / math.sqrt(n)
-    return mean - half, mean + half

@@ -14,7 +14,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from jaxnn._figures import draw_curves
-from jaxnn.sweeps import Sweep, compare, mean_difference, mean_interval, seeds_needed
+from jaxnn._statistics import mean_difference, mean_interval, seeds_needed
+from jaxnn.sweeps import Sweep, compare
 from jaxnn.types import ConfigError, RecordError
 from tests import swept, tiny
 
