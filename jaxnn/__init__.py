@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from jaxnn import data, models, nn, observe, optim, search, steps, tasks, testing, trees
     from jaxnn.advice import advise
     from jaxnn.cli import main, text_command
+    from jaxnn.decisions import decide
     from jaxnn.engine import RunOptions
     from jaxnn.optim import schedules
     from jaxnn.plans import plan
@@ -51,6 +52,7 @@ __all__ = [
     "autopsy",
     "compare",
     "data",
+    "decide",
     "diff",
     "fit",
     "grid",
@@ -86,6 +88,7 @@ _NAMES = {
     "": "data models nn observe optim search steps tasks testing trees",
     ".advice": "advise",
     ".cli": "main text_command",
+    ".decisions": "decide",
     ".engine": "RunOptions",
     ".optim": "schedules",
     ".plans": "plan",

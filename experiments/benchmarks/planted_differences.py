@@ -30,7 +30,7 @@ from jaxnn.observe import text_table
 from jaxnn.proof import Diff
 
 NUM_ROWS, LATE = 96, 13
-HOW: dict[str, Any] = {"steps_per_call": 4, "report_every": 4, "eval_every": 12, "progress": "none"}
+HOW: dict[str, Any] = {"steps_per_call": 4, "report_every": 4, "eval_every": 4, "progress": "none"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ PLANTS = {
     "flag": Plant("flags", "jax_default_matmul_precision None → bfloat16", lambda: None),
     "script": Plant("code", "planted.py", lambda: None),
     "resumed": Plant(
-        "devices", "B was resumed after step 12 with the layout single → data", lambda: (13, 16), "none", TWO
+        "resume", "B was resumed after step 12 with the layout single → data", lambda: (13, 16), "none", TWO
     ),
     "callback again": Plant("", "jn.verify", lambda: (1, 4), "callback"),
 }

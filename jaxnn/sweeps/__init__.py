@@ -3,7 +3,7 @@
 from jaxnn.sweeps._comparison import compare
 from jaxnn.sweeps._confirmation import confirm_best
 from jaxnn.sweeps._executors import sweep
-from jaxnn.sweeps._members import Member, count_by_status, show_field
+from jaxnn.sweeps._members import SEED, Member, count_by_status, show_field
 from jaxnn.sweeps._plan import SweepOptions, plan_sweep
 from jaxnn.sweeps._stored import open_sweep
 from jaxnn.sweeps._sweep import Sweep

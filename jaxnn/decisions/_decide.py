@@ -1,0 +1,227 @@
+"""``jn.decide``: whether one experiment is better than another, with as many seeds as it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxnn._disk import make_room
+from jaxnn._fields import option, with_changes
+from jaxnn._fingerprints import text_fingerprint
+from jaxnn._json import json_line, leaf_fields
+from jaxnn._provenance import file_name_of
+from jaxnn._text import say_error, short_path
+from jaxnn.decisions._decision import UNDECIDED, Decision, Pair
+from jaxnn.decisions._ledger import Ledger
+from jaxnn.decisions._sides import Side
+from jaxnn.sweeps import SweepOptions, show_field
+from jaxnn.tasks import check_direction
+from jaxnn.types import ConfigError, Experiment, TrainingError
+
+FIRST, GROWTH, MULTIPLE = 8, 1.5, 4  # pairs of the first look, the growth to the next, and what their number divides
+_OWN = ("resume", "plan_only", "shard", "lanes", "member", "name")  # options of a sweep that a decision sets
+
+
+@dataclasses.dataclass(frozen=True)
+class DecideOptions(SweepOptions):
+    """Options of `decide`, besides those of a sweep; flags of every script's ``decide`` command.
+
+    >>> DecideOptions(alpha=0.01, max_seeds=128).alpha
+    0.01
+    """
+
+    metric: str | None = None
+    """What is compared: the value at the end of training; default: the monitored one, such as test_loss."""
+    alpha: float = option(0.05, most=0.5, positive=True)
+    """The error rate: of a decision, or the share of false discoveries in a session."""
+    min_effect: float | None = option(positive=True)
+    """The smallest difference that matters: allows the verdict that there is none; default: any matters."""
+    max_seeds: int = option(64, least=2)
+    """The most pairs that are trained."""
+    max_steps: int | None = option(least=2)
+    """The most steps that the pairs may take together; default: as many as max_seeds have."""
+    test: Literal["t", "ranks"] = option("t", choices=("t", "ranks"))
+    """t: of the mean difference, for metrics without outliers; ranks: of its centre, for any distribution."""
+    direction: Literal["auto", "min", "max"] = option("auto", choices=("auto", "min", "max"))
+    """Whether less or more of the metric is better; auto: as the task states it, or as its name is known."""
+    session: str | None = None
+    """Name of a series of decisions whose share of false discoveries is held at alpha; default: each is on its own."""
+    both: tuple[str, ...] = ()
+    """Fields of both sides in the shell, such as num_steps=500."""
+    json: bool = option(False, choices=(True, False))
+    """Print JSON in the shell."""
+    picture: Path | None = None
+    """File for a picture in the shell, such as decision.png: evidence and interval against pairs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if given := [name for name in _OWN if getattr(self, name) != getattr(SweepOptions(), name)]:
+            raise ConfigError(f"{given[0]} is no option of decide, which names and continues its sweeps itself.")
+
+
+def decide(
+    a: Experiment[Any],
+    b: Experiment[Any] | Mapping[str, Any],
+    metric: str | None = None,
+    options: DecideOptions | None = None,
+    **changes: Any,
+) -> Decision:
+    """Decides whether ``b`` is better than ``a``, by pairs of members with equal seeds, as many as it takes.
+
+    Pairs are trained in growing blocks, each side's as one population. After each block the evidence of their
+    differences is looked at, which stays valid at every look: without a difference the verdict is keep or discard with
+    a probability of at most ``alpha``, whenever training stops. Verdicts:
+
+    | verdict | the interval of the difference of B, at level 1 - ``alpha`` |
+    |---|---|
+    | ``keep`` | is on the better side of 0 |
+    | ``discard`` | is on the worse side of 0 |
+    | ``no difference`` | lies within ± ``min_effect`` |
+    | ``undecided`` | holds 0 when seeds, steps or time end |
+
+    Decisions and members are recorded in ``runs/NAME/decisions``, or ``run_dir``. A decision that was made is answered
+    from there, an interrupted or undecided one continues, and members of the baseline serve all its candidates.
+    `jaxnn._statistics` names the sources of the tests: the t statistic needs differences without strong skew; ranks
+    need symmetric ones, which two equal experiments always have.
+
+    Args:
+        a: the baseline.
+        b: the candidate, an experiment, or fields of the config of ``a`` with other values, ``{"dropout": 0.1}``.
+        metric: what is compared, at the end of training; default: the monitored one.
+        options: see `DecideOptions`.
+        **changes: single options, such as ``max_seeds=128`` or ``session="augmentation"``.
+
+    Raises:
+        ConfigError: A and B compute the same, or the metric or its direction is unknown.
+        TrainingError: it was interrupted, and continues when it is asked again; or all members of a side diverged.
+
+    >>> jn.decide(experiment, {"learning_rate": 0.001}, max_seeds=8, record=False)
+    discard: B is worse
+    ...
+    """
+    for name, side in (("a", a), ("b", b)):
+        if not isinstance(side, Experiment) and (name == "a" or not isinstance(side, Mapping)):
+            wanted = "an experiment" if name == "a" else "an experiment, or a mapping of config fields"
+            raise ConfigError(f"{name} is {side!r:.60}, and must be {wanted}.")
+    other = b if isinstance(b, Experiment) else a.replace(**b)
+    changes |= {} if metric is None else {"metric": metric}
+    options = with_changes(options or DecideOptions(), changes, a.config)
+    if not options.record:
+        with tempfile.TemporaryDirectory(prefix="jaxnn-decide-") as temporary:
+            return dataclasses.replace(_decided(a, other, options, Path(temporary)), folder=None)
+    folder = Path(options.run_dir or f"runs/{file_name_of(a) or 'notebook'}/decisions").absolute()
+    make_room(folder)
+    return _decided(a, other, options, folder)
+
+
+def _decided(a: Experiment[Any], b: Experiment[Any], options: DecideOptions, folder: Path) -> Decision:
+    names = {field.name for field in dataclasses.fields(SweepOptions)} - {"run_dir", "budget", *_OWN}
+    how = {name: value for name, value in options.explicit().items() if name in names}
+    sides = tuple(Side(one, SweepOptions(**{**how, "record": True, "progress": "none"}), folder) for one in (a, b))
+    if sides[0].key == sides[1].key:
+        raise ConfigError("A and B are the same: their configs, data and programs are equal.")
+    asked = {name: getattr(options, name) for name in ("metric", "alpha", "min_effect", "test", "session", "direction")}
+    key = text_fingerprint(json_line({"sides": [side.key for side in sides], **asked}))[:16]
+    ledger, most = Ledger.read(folder), options.max_seeds
+    if options.max_steps is not None:
+        most = min(most, options.max_steps // (a.config.num_steps + b.config.num_steps))
+        if most < 2:
+            raise ConfigError(f"max_steps is {options.max_steps:,}, which is less than two pairs take: give more.")
+    known = ledger.find(key)
+    if known is not None and (known["verdict"] != UNDECIDED or len(known["pairs"]) >= most):
+        return Decision.of_entry(known, folder, ledger)
+    level, first, why = ledger.level(options.session, key, options.alpha), a.config.seed, f"{most} pairs"
+    entry: dict[str, Any] = {"key": key, "level": level, **asked, "names": _names(a, b), "pairing": _pairing(*sides)}
+    for count in _looks(most):
+        seeds = range(first, first + count)
+        missing = sum(seed not in side.members for side in sides for seed in seeds)
+        if (trained := sum(side.trained for side in sides)) and missing:
+            spent = sum(side.seconds for side in sides)
+            if spent * (1 + missing / trained) > options.budget_seconds:
+                why = f"the budget of {options.budget}"
+                break
+        if not all(side.train(seeds) for side in sides):
+            raise TrainingError(
+                f"the decision was interrupted: ask again to continue it from {folder}."
+                if options.record
+                else "the decision was interrupted."
+            )
+        entry |= _measured(sides, seeds, options)
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        found = Decision.of_entry({**entry, "verdict": UNDECIDED, "why": "", "time": now}, folder, ledger)
+        verdict, entry["why"] = found.judged()
+        entry |= {"verdict": verdict, "time": now}
+        if options.progress != "none":
+            say_error(f"decide: {found.progress()}")
+        if verdict != UNDECIDED:
+            break
+    else:
+        entry["why"] = entry["why"] or f"{why} were trained"
+    if entry["verdict"] == UNDECIDED and not entry["why"]:
+        entry["why"] = f"{why} ended"
+    ledger.add(entry)
+    return dataclasses.replace(Decision.of_entry(entry, folder, Ledger.read(folder)), repeated=False)
+
+
+def _looks(most: int) -> list[int]:
+    """The numbers of pairs at which the evidence is looked at: 8, 12, 20, 32, 48, 72 and so on."""
+    counts, count = list[int](), FIRST
+    while count < most:
+        counts.append(count)
+        count = math.ceil(count * GROWTH / MULTIPLE) * MULTIPLE
+    return [*counts, most]
+
+
+def _measured(sides: Sequence[Side], seeds: Sequence[int], options: DecideOptions) -> dict[str, Any]:
+    """The pairs of ``seeds`` and those that were lost, the metric and its direction."""
+    one = sides[0].sweep
+    assert one is not None
+    metric, (left, right) = one.check_metric(options.metric), (side.members for side in sides)
+    known = one.direction(metric) if options.direction == "auto" else options.direction
+    direction = check_direction(metric, known, "direction")
+    pairs, lost = list[Pair](), [0, 0]
+    for seed in seeds:
+        members = left[seed], right[seed]
+        a, b = (one.final.get(metric, math.nan) if one.complete else math.nan for one in members)
+        lost = [lost[0] + (not math.isfinite(a)), lost[1] + (not math.isfinite(b))]
+        pairs += [Pair(seed, a, b)] if math.isfinite(a) and math.isfinite(b) else []
+    if not pairs:
+        raise TrainingError(
+            f"no pair has a result in {metric}: of {len(seeds)} members A lost {lost[0]} and B {lost[1]}, which "
+            f"diverged or failed: see jaxnn show {short_path(sides[int(lost[1] > lost[0])].folder)}."
+        )
+    return {"measured": metric, "better": direction, "pairs": pairs, "lost": lost}
+
+
+def _names(a: Experiment[Any], b: Experiment[Any]) -> list[str]:
+    """What A and B are: their files, and the fields in which B differs."""
+    files = [file_name_of(one) or "experiment" for one in (a, b)]
+    left, right = (dict(_flat(one.config)) for one in (a, b))
+    if left.keys() != right.keys():
+        return files
+    changed = [name for name in left if left[name] != right[name] and name != "seed"]
+    names = []
+    for file, values in zip(files, (left, right), strict=True):
+        text = ", ".join(f"{name} {show_field(values[name])}" for name in changed)
+        names.append(text if text and files[0] == files[1] else f"{file} {text}".strip())
+    return names
+
+
+def _flat(config: Any) -> list[tuple[str, Any]]:
+    return [(name, getattr(owner, name.rpartition(".")[2])) for name, owner in leaf_fields(config)]
+
+
+def _pairing(a: Side, b: Side) -> str:
+    """What members of a pair have in common."""
+    if a.prints["start"] == b.prints["start"]:
+        start = "the same initial parameters"
+    elif a.shapes == b.shapes:
+        start = "the same random numbers for initial parameters"
+    else:
+        start = "initial parameters of its own shapes"
+    return f"{start} and {'the same batches' if a.prints['batches'] == b.prints['batches'] else 'batches of its own'}"

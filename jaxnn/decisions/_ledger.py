@@ -1,0 +1,65 @@
+"""The ledger of decisions in a folder: what was decided, on what it was based, and what a session may still decide."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxnn._disk import refusals
+from jaxnn._json import json_line
+from jaxnn._statistics import online_level
+from jaxnn.types import RecordError
+
+FILE = "decisions.jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """Decisions in the order in which they were made, one a line of ``decisions.jsonl``."""
+
+    file: Path
+    entries: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> Ledger:
+        """Reads the ledger of ``folder``; a last line that a kill cut short does not count."""
+        file, entries = folder / FILE, list[Mapping[str, Any]]()
+        if file.is_file():
+            with refusals(f"{file} cannot be read"):
+                *lines, _ = file.read_text().split("\n")
+            for number, line in enumerate(lines, 1):
+                try:
+                    entry = json.loads(line)
+                    _ = entry["key"], entry["verdict"], entry["level"], entry["session"]
+                except (ValueError, TypeError, KeyError):
+                    raise RecordError(f"line {number} of {file} is damaged: delete that line.") from None
+                entries.append(entry)
+        return cls(file, tuple(entries))
+
+    def find(self, key: str) -> Mapping[str, Any] | None:
+        """The last decision with this key."""
+        return next((entry for entry in reversed(self.entries) if entry["key"] == key), None)
+
+    def session(self, name: str | None) -> list[Mapping[str, Any]]:
+        """The decisions of a session; None: those of none. Of each key the last one."""
+        return list({entry["key"]: entry for entry in self.entries if entry["session"] == name}.values())
+
+    def level(self, name: str | None, key: str, alpha: float) -> float:
+        """The level of the decision ``key``: in a session by its place there, and by the discoveries before it."""
+        if name is None:
+            return alpha
+        before = [entry for entry in self.session(name) if entry["key"] != key]
+        if (known := self.find(key)) is not None and known["session"] == name:
+            return float(known["level"])
+        return online_level(alpha, len(before) + 1, sum(entry["verdict"] == "keep" for entry in before))
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Appends a decision; what a kill left of a line before it is removed."""
+        with refusals(f"{self.file} cannot be written"):
+            if self.file.is_file() and (content := self.file.read_bytes()) and not content.endswith(b"\n"):
+                self.file.write_bytes(content[: content.rfind(b"\n") + 1])
+            with self.file.open("a") as file:
+                file.write(json_line(entry))

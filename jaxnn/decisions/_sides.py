@@ -1,0 +1,82 @@
+"""The two sides of a decision: what identifies them, and the values of their members, trained or already recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxnn import engine
+from jaxnn._fields import with_changes
+from jaxnn._fingerprints import text_fingerprint
+from jaxnn._json import config_json, json_line
+from jaxnn.record import RECORD_FILE, RecordReader
+from jaxnn.search import Points, grid
+from jaxnn.sweeps import SEED, Member, Sweep, SweepOptions, open_sweep, sweep
+from jaxnn.types import Experiment
+
+
+@dataclasses.dataclass
+class Side:
+    """One of two experiments, and the members that were trained of it, by seed."""
+
+    experiment: Experiment[Any]
+    options: SweepOptions  # of its sweeps
+    parent: Path  # the folder of all sides
+    members: dict[int, Member] = dataclasses.field(default_factory=dict)
+    sweep: Sweep | None = None  # the last one, which knows the metrics
+    seconds: float = 0.0  # of training now
+    trained: int = 0  # members, now
+
+    def __post_init__(self) -> None:
+        self.key = self._key()
+        self.folder = self.parent / f"side-{self.key[:12]}"
+        for path in self._records():
+            self._take(open_sweep(path, self.experiment))
+
+    def _key(self) -> str:
+        """A digest of the config but for the seed, of data and programs, and of the options that decide results."""
+        experiment = self.experiment.replace(seed=0)
+        programs = engine.programs_of(experiment, engine.load_data(experiment))
+        self.prints, self.shapes = programs.fingerprint(), jax.tree.map(lambda one: one.shape, programs.shapes.params)
+        config = {name: value for name, value in config_json(experiment.config).items() if name != "seed"}
+        options = SweepOptions.deciding(self.options.recorded())
+        return text_fingerprint(json_line({"config": config, "fingerprint": self.prints, "options": options}))
+
+    def _records(self) -> list[Path]:
+        return [path for path in sorted(self.folder.glob("seeds-*")) if (path / RECORD_FILE).is_file()]
+
+    def train(self, seeds: Sequence[int]) -> bool:
+        """Trains the missing members of ``seeds``, and those cut short to their end; False if it was interrupted."""
+        for path in self._records():
+            started = {point["seed"] for point in RecordReader(path).facts["points"]}
+            if not started.isdisjoint(self._missing(seeds)) and not self._trained(None, resume=path):
+                return False
+        while missing := self._missing(seeds):
+            # The first ones that follow on each other.
+            block = [seed for seed, place in zip(missing, itertools.count(missing[0])) if seed == place]  # noqa: B905
+            path = self.folder / f"seeds-{block[0]}-{block[-1]}"
+            if not self._trained(grid(seed=block), run_dir=path):
+                return False
+        return True
+
+    def _missing(self, seeds: Sequence[int]) -> list[int]:
+        return [seed for seed in seeds if seed not in self.members]
+
+    def _trained(self, points: Points | None, **where: Path) -> bool:
+        started, before = time.monotonic(), len(self.members)
+        found = sweep(self.experiment, points, with_changes(self.options, where))
+        self._take(found)
+        self.seconds += time.monotonic() - started
+        self.trained += len(self.members) - before
+        return found.status == "finished"
+
+    def _take(self, found: Sweep) -> None:
+        self.sweep = found
+        ended = [member for member in found.members if not member.cut_short]
+        self.members |= {member.fields[SEED]: member for member in ended}
