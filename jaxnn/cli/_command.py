@@ -1,4 +1,4 @@
-"""The ``jaxnn`` command: lists devices and runs; shows, plots, compares, exports and explains runs."""
+"""The ``jaxnn`` command: lists devices and runs; shows, plots, compares, exports and explains runs; decides."""
 
 import contextlib
 import functools
@@ -17,7 +17,8 @@ from jaxnn._figures import draw_curves
 from jaxnn._json import final_metrics, json_line
 from jaxnn._provenance import importing
 from jaxnn._text import any_text, format_bytes, format_split, text_table
-from jaxnn.cli._process import exit_on_user_error
+from jaxnn.cli._decide import decide_command
+from jaxnn.cli._process import enable_compile_cache, exit_on_user_error
 from jaxnn.cli._script import given, main, only_compile
 from jaxnn.observe import describe_devices, known_faults, missing_gpu
 from jaxnn.record import RecordReader
@@ -30,15 +31,20 @@ def run_command(argv: Sequence[str] | None = None) -> None:
     """Runs the ``jaxnn`` command with ``argv``, by default that of the process."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     with exit_on_user_error(owns_process=argv is None):
-        if arguments[:1] in (["plan"], ["verify"]) and len(arguments) > 1 and not arguments[1].startswith("-"):
+        if arguments[:1] in (["plan"], ["verify"], ["decide"]) and [*arguments, "-"][1][:1] != "-":
             if argv is None and arguments[0] == "plan":
                 only_compile(arguments)  # before the script starts JAX
+            experiment, words = experiment_of(Path(arguments[1])), arguments[2:]
+            if arguments[0] == "decide" and words and not words[0].startswith("-"):
+                enable_compile_cache()
+                decide_command(experiment, words[1:], None, experiment_of(Path(words[0])))
+                return
             # The flags are the script's own.
-            main(experiment_of(Path(arguments[1])), [arguments[0], *arguments[2:]])
+            main(experiment, [arguments[0], *words])
             return
         if argv is None and arguments[:1] == ["plot"] and given(arguments, "--confusion") is None:
             jax.config.update("jax_platforms", "cpu")  # importances are computed: a GPU may be busy with the sweep
-        functions = devices, runs, show, plot, compare, diff, export, autopsy, plan, verify
+        functions = devices, runs, show, plot, compare, decide, diff, export, autopsy, plan, verify
         calls = {function.__name__: _deferred(function) for function in functions}
         arguments = arguments or ["--help"]
         tyro.extras.subcommand_cli_from_dict(calls, prog="jaxnn", description=__doc__, args=arguments)()
@@ -291,10 +297,26 @@ def verify(script: tyro.conf.Positional[Path], /) -> None:
     raise AssertionError(script)  # `run_command` passes it on
 
 
+def decide(script: tyro.conf.Positional[Path], other: tyro.conf.Positional[Path | None] = None, /) -> None:
+    """Decides which of two experiments is better, by pairs of seeds: jaxnn decide A.py B.py --metric test_accuracy.
+
+    With one script B has other values of fields: ``jaxnn decide A.py --dropout 0.1``. Other flags are those of
+    ``jaxnn decide A.py --help``.
+
+    Args:
+        script: a file that defines ``experiment``, the baseline.
+        other: the file that defines the candidate.
+    """
+    raise AssertionError(script, other)  # `run_command` passes it on
+
+
 def experiment_of(script: Path) -> Experiment[Any]:
     """Imports a script and returns its ``experiment``; ConfigError if it has none."""
     if not script.is_file():
         raise ConfigError(f"{script} is not a file: give the script that defines the experiment.")
+    known = getattr(sys.modules.get(script.stem), "__file__", None)
+    if known is not None and Path(known).resolve() != script.resolve():
+        raise ConfigError(f"{script} has the name of the module {known}: rename one of the files.")
     sys.path.insert(0, str(script.resolve().parent))
     try:
         with importing():

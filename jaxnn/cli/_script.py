@@ -33,6 +33,7 @@ from jaxnn.types import USUAL_NAMES, ConfigError, Experiment, suggest
 
 if TYPE_CHECKING:
     from jaxnn.advice import Advice
+    from jaxnn.decisions import Decision
     from jaxnn.plans import StepPlan
     from jaxnn.proof import Verification
     from jaxnn.search import Points, Searcher
@@ -40,11 +41,11 @@ if TYPE_CHECKING:
 
 BOTH_GIVEN = "--budget chooses the number of steps, and --num-steps gives it: leave one of them out."
 _DESIGN = {field.name for field in dataclasses.fields(Design)}
-COMMANDS = ("run", "sweep", "evaluate", "plan", "advise", "summary", "verify")
+COMMANDS = ("run", "sweep", "evaluate", "plan", "advise", "summary", "verify", "decide")
 _ABOUT_RUN = (
     "First words: `sweep` trains many runs together, `evaluate` measures a recorded run, `plan` compiles for a card, "
-    "`advise` compares devices, `summary` shows the model's layers, `verify` proves that runs are equal; "
-    "see `sweep --help`."
+    "`advise` compares devices, `summary` shows the model's layers, `verify` proves that runs are equal, "
+    "`decide` tells whether other values of fields are better; see `sweep --help`."
 )
 _ABOUT = {
     "plan": "Compiles one step for a card that need not be here, `--for h100`: memory, work, bounds; trains nothing.",
@@ -63,7 +64,7 @@ def main(
     options: RunOptions | None = None,
     commands: Mapping[str, Callable[..., Any]] = {},
     at_end: str | None = None,
-) -> Run | Sweep | StepPlan | Advice | ModelSummary | Verification | None:
+) -> Run | Sweep | StepPlan | Advice | ModelSummary | Verification | Decision | None:
     """Runs ``experiment`` as a script: flags change its config, whose values are their defaults, and how it is run.
 
     With ``--resume DIR`` the flags' defaults are the config recorded in DIR. The persistent compile cache is on.
@@ -76,6 +77,7 @@ def main(
     | ``plan`` | what it needs and can reach on a graphics card, compiled and not run: ``--for h100`` |
     | ``advise`` | which kind of device it should train on, and what would fill it: ``--devices cpu gpu`` |
     | ``summary`` | the model's layers: output shapes, parameters, operations; with a run's flags |
+    | ``decide`` | whether other values are better, by pairs of seeds: ``--dropout 0.1 --metric test_accuracy`` |
     | ``verify`` | whether runs, resumed runs and members of sweeps are equal on this machine: ``--steps 200 --json`` |
 
     >>> jn.main(experiment, ["--learning-rate", "0.5", "--no-record"])  # doctest: +SKIP
@@ -94,7 +96,8 @@ def main(
 
     Raises:
         SystemExit: 2 after wrong input, 1 after training failed, each with one line on standard error; 75 after an
-            interruption that can be resumed, 130 after another; 1 after a verification with a failure.
+            interruption that can be resumed, 130 after another; 1 after a verification with a failure; 1 to 3 after a
+            decision that is not keep, and 4 after one that could not be made.
     """
     if argv is None:
         # Imports leave over 100,000 objects: the garbage collector would walk them again and again, and at the end.
@@ -131,6 +134,10 @@ def main(
             config, *_ = parse_run(experiment, arguments, options, _ABOUT[command])
             print(layers := model_summary(dataclasses.replace(experiment, config=config)))
             return layers
+        if command == "decide":
+            from jaxnn.cli._decide import decide_command
+
+            return decide_command(experiment, arguments, options)
         if command == "verify":
             return _verify(experiment, arguments, options)
         if command in ("plan", "advise"):
@@ -249,16 +256,20 @@ def _sweep(
 
 
 def parse_run(
-    experiment: Experiment[Any], arguments: Sequence[str], options: Any = None, about: str = ""
+    experiment: Experiment[Any],
+    arguments: Sequence[str],
+    options: Any = None,
+    about: str = "",
+    kind: type[RunOptions] = RunOptions,
 ) -> tuple[Any, Any, _process.ClusterOptions]:
     """Returns the config, the options and which process of several this is, with one value per flag.
 
     The defaults are the experiment's config, or that of the record after ``--resume``, and the ``options`` of the
-    command (None: those of a run). Raises ConfigError as `parse_sweep`.
+    command (None: those of a run, or of ``kind``). Raises ConfigError as `parse_sweep`.
     """
     config, objects, number = experiment.config, dict[str, Any](), given(arguments, "--member")
     if options is None or isinstance(options, RunOptions):
-        options, objects = _script_options(RunOptions, options, arguments)
+        options, objects = _script_options(kind, options, arguments)
     _flag_fields(arguments, config, type(options), _process.ClusterOptions)
     if (directory := given(arguments, "--resume")) is not None:
         path = Path(directory)
@@ -297,7 +308,7 @@ def parse_sweep(
         shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
         note = "" if is_word else ", each as one word with commas between its parts"
         about_values = tyro.conf.arg(help=f"Values to sweep{note}; default: {shown}", help_behavior_hint="")
-        # Words of other types are parsed by `_value`.
+        # Words of other types are parsed by `field_value`.
         kind: Any = kinds[flag] if is_word else str
         fields.append((flag, typing.Annotated[tuple[kind, ...], about_values], ()))
     axes: Any = dataclasses.make_dataclass("Axes", fields, frozen=True)
@@ -307,11 +318,11 @@ def parse_sweep(
     bare = {word.replace("_", "-") for word in arguments}
     for flag, (name, _) in flags.items():
         if words := getattr(form.config, flag):
-            values[name] = [_value(name, kinds[flag], word) for word in words]
+            values[name] = [field_value(name, kinds[flag], word) for word in words]
         elif (written := f"--{flag.replace('_', '-')}") in bare:
             raise ConfigError(f"{written} has no value: give one or more after it.")
     named = {flag: name for flag, (name, _) in flags.items()}
-    space = form.design.axes(named, lambda flag, word: _value(flag, kinds[flag], word))
+    space = form.design.axes(named, lambda flag, word: field_value(flag, kinds[flag], word))
     if both := [name for name in space if name in values]:
         raise ConfigError(f"{both[0]} has values and is drawn from the --space: give one of them.")
     return values, space, form.design, _with_given(form.run, arguments, objects)
@@ -441,7 +452,7 @@ def _is_word(kind: Any) -> bool:
     return kind in (int, float, str, bool) or typing.get_origin(kind) is Literal
 
 
-def _value(name: str, kind: Any, word: Any) -> Any:
+def field_value(name: str, kind: Any, word: Any) -> Any:
     """A word as a value of its field's type: ``64,64`` is ``(64, 64)`` for a tuple of integers; values stay."""
     if not isinstance(word, str) or kind is str:
         return word

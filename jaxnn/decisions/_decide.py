@@ -27,6 +27,10 @@ FIRST, GROWTH, MULTIPLE = 8, 1.5, 4  # pairs of the first look, the growth to th
 _OWN = ("resume", "plan_only", "shard", "lanes", "member", "name")  # options of a sweep that a decision sets
 
 
+class DecisionInterrupted(TrainingError):
+    """A decision was interrupted; it continues when it is asked again."""
+
+
 @dataclasses.dataclass(frozen=True)
 class DecideOptions(SweepOptions):
     """Options of `decide`, besides those of a sweep; flags of every script's ``decide`` command.
@@ -35,6 +39,8 @@ class DecideOptions(SweepOptions):
     0.01
     """
 
+    budget: str | None = option()
+    """Time after which no further pairs are trained, such as "10 min"; default: as long as it takes."""
     metric: str | None = None
     """What is compared: the value at the end of training; default: the monitored one, such as test_loss."""
     alpha: float = option(0.05, most=0.5, positive=True)
@@ -98,7 +104,8 @@ def decide(
 
     Raises:
         ConfigError: A and B compute the same, or the metric or its direction is unknown.
-        TrainingError: it was interrupted, and continues when it is asked again; or all members of a side diverged.
+        DecisionInterrupted: a signal ended it; it continues when it is asked again.
+        TrainingError: all members of a side diverged.
 
     >>> jn.decide(experiment, {"learning_rate": 0.001}, max_seeds=8, record=False)
     discard: B is worse
@@ -146,11 +153,8 @@ def _decided(a: Experiment[Any], b: Experiment[Any], options: DecideOptions, fol
                 why = f"the budget of {options.budget}"
                 break
         if not all(side.train(seeds) for side in sides):
-            raise TrainingError(
-                f"the decision was interrupted: ask again to continue it from {folder}."
-                if options.record
-                else "the decision was interrupted."
-            )
+            again = f"ask again to continue it from {short_path(folder)}" if options.record else "nothing was recorded"
+            raise DecisionInterrupted(f"the decision was interrupted: {again}.")
         entry |= _measured(sides, seeds, options)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         found = Decision.of_entry({**entry, "verdict": UNDECIDED, "why": "", "time": now}, folder, ledger)

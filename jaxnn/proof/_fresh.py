@@ -235,7 +235,7 @@ class _Work:
         """How far runs of one window are apart, as `compared` measures, if one bit of their parameters differs."""
         programs, length, key = self.programs, self.job.steps_per_call or 1, jax.random.key(0)
         program, zeros, first = programs.train(None, length, "verify"), programs.zeros(None), programs.init()
-        zeros = zeros._replace(notes=np.zeros((), np.int32))  # type: ignore[attr-defined]
+        zeros = zeros._replace(notes=np.zeros((), np.int32))
 
         def nudged(leaf: jax.Array) -> jax.Array:
             up = jax.random.bernoulli(key, shape=leaf.shape)
