@@ -21,7 +21,7 @@ from jaxnn.decisions._ledger import Ledger
 from jaxnn.decisions._sides import Side
 from jaxnn.sweeps import SweepOptions, show_field
 from jaxnn.tasks import check_direction
-from jaxnn.types import ConfigError, Experiment, TrainingError
+from jaxnn.types import ConfigError, Experiment, TrainingError, suggest
 
 FIRST, GROWTH, MULTIPLE = 8, 1.5, 4  # pairs of the first look, the growth to the next, and what their number divides
 _OWN = ("resume", "plan_only", "shard", "lanes", "member", "name")  # options of a sweep that a decision sets
@@ -132,6 +132,10 @@ def _decided(a: Experiment[Any], b: Experiment[Any], options: DecideOptions, fol
     sides = tuple(Side(one, SweepOptions(**{**how, "record": True, "progress": "none"}), folder) for one in (a, b))
     if sides[0].key == sides[1].key:
         raise ConfigError("A and B are the same: their configs, data and programs are equal.")
+    for name, side in zip("AB", sides, strict=True):
+        if options.metric is not None and options.metric not in side.metrics:
+            known = suggest(options.metric, side.metrics)
+            raise ConfigError(f"metric is {options.metric!r}, which {name} has not: {known}.")
     asked = {name: getattr(options, name) for name in ("metric", "alpha", "min_effect", "test", "session", "direction")}
     key = text_fingerprint(json_line({"sides": [side.key for side in sides], **asked}))[:16]
     ledger, most = Ledger.read(folder), options.max_seeds

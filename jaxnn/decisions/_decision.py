@@ -174,11 +174,14 @@ class Decision:
         return {**about, "pairs": [pair._asdict() for pair in self.pairs], "evidence": path}
 
     def __repr__(self) -> str:
-        words = {KEEP: "B is better", DISCARD: "B is worse", NO_DIFFERENCE: f"none above {self.min_effect}"}
+        low, high = self.interval
+        known = "B is better, by less than" if (low > 0) == (self.better == "max") else "B is worse, by less than"
+        small = f"{known if low > 0 or high < 0 else 'none above'} {self.min_effect}"
+        words = {KEEP: "B is better", DISCARD: "B is worse", NO_DIFFERENCE: small}
         lines = [f"{self.verdict}: {words.get(self.verdict, self.why)}"]
         lines += [f"{name}  {text}" for name, text in zip("AB", self.names, strict=True)]
         a, b = (float(np.mean([pair[side] for pair in self.pairs])) for side in (1, 2))
-        count, (low, high) = len(self.pairs), self.interval
+        count = len(self.pairs)
         lines.append(f"{self.metric}: B {b:.4g} against A {a:.4g}, {count} pair{'s' * (count != 1)}.")
         share = f"{100 * (1 - self.level):.4g}"
         enough = f"evidence {_size(self.evidence.log.max())}, {1 / self.level:,.0f} needed"

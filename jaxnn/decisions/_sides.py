@@ -43,6 +43,10 @@ class Side:
         """A digest of the config but for the seed, of data and programs, and of the options that decide results."""
         experiment = self.experiment.replace(seed=0)
         programs = engine.programs_of(experiment, engine.load_data(experiment))
+        evaluated = [(split, programs.derived) for split in programs.splits.evaluated]
+        self.metrics = [
+            f"{split}_{name}" for split, names in [*evaluated, ("train", programs.metrics)] for name in names
+        ]
         self.prints, self.shapes = programs.fingerprint(), jax.tree.map(lambda one: one.shape, programs.shapes.params)
         config = {name: value for name, value in config_json(experiment.config).items() if name != "seed"}
         options = SweepOptions.deciding(self.options.recorded())
