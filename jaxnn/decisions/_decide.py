@@ -134,8 +134,8 @@ def _decided(a: Experiment[Any], b: Experiment[Any], options: DecideOptions, fol
         raise ConfigError("A and B are the same: their configs, data and programs are equal.")
     for name, side in zip("AB", sides, strict=True):
         if options.metric is not None and options.metric not in side.metrics:
-            known = suggest(options.metric, side.metrics)
-            raise ConfigError(f"metric is {options.metric!r}, which {name} has not: {known}.")
+            meant = suggest(options.metric, side.metrics)
+            raise ConfigError(f"metric is {options.metric!r}, which {name} has not: {meant}.")
     asked = {name: getattr(options, name) for name in ("metric", "alpha", "min_effect", "test", "session", "direction")}
     key = text_fingerprint(json_line({"sides": [side.key for side in sides], **asked}))[:16]
     ledger, most = Ledger.read(folder), options.max_seeds
