@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jaxnn.plans import plan
     from jaxnn.proof import autopsy, diff, replay, verify
     from jaxnn.record import load_checkpoint, load_weights, save_checkpoint, save_weights
-    from jaxnn.run import NetworkClassifier, NetworkRegressor, Run, fit, iterate, model_summary, open_run, train
+    from jaxnn.run import Run, fit, iterate, model_summary, open_run, train
     from jaxnn.search import grid
     from jaxnn.sweeps import Sweep, SweepOptions, compare, open_sweep, sweep
     from jaxnn.types import (
@@ -37,8 +37,6 @@ __all__ = [
     "DataError",
     "Experiment",
     "JaxnnError",
-    "NetworkClassifier",
-    "NetworkRegressor",
     "RecordError",
     "Run",
     "RunOptions",
@@ -94,7 +92,7 @@ _NAMES = {
     ".plans": "plan",
     ".proof": "autopsy diff replay verify",
     ".record": "load_checkpoint load_weights save_checkpoint save_weights",
-    ".run": "NetworkClassifier NetworkRegressor Run fit iterate model_summary open_run train",
+    ".run": "Run fit iterate model_summary open_run train",
     ".search": "grid",
     ".sweeps": "Sweep SweepOptions compare open_sweep sweep",
     ".types": "Batch ConfigError DataError Experiment JaxnnError RecordError Splits Task TrainingError TrainState",

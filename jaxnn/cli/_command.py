@@ -17,7 +17,7 @@ from jaxnn._figures import draw_curves
 from jaxnn._json import final_metrics, json_line
 from jaxnn._provenance import importing
 from jaxnn._text import any_text, format_bytes, format_split, text_table
-from jaxnn.cli._decide import decide_command
+from jaxnn.cli._decide_command import decide_command
 from jaxnn.cli._process import enable_compile_cache, exit_on_user_error
 from jaxnn.cli._script import given, main, only_compile
 from jaxnn.observe import describe_devices, known_faults, missing_gpu
@@ -176,17 +176,19 @@ def plot(
 
 
 def compare(
-    a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], metric: tyro.conf.Positional[str | None] = None, /
+    a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], metric: tyro.conf.Positional[tuple[str, ...]] = (), /
 ) -> None:
     """Compares B with A, runs or sweeps, paired by seeds: jaxnn compare runs/A runs/B test_accuracy.
 
     Args:
         a: the directory of a run or a sweep.
         b: the directory of the run or the sweep to compare with it.
-        metric: such as test_accuracy; default: the monitored metric of A.
+        metric: such as test_accuracy, or several; default: the monitored metric of A.
     """
     left, right = (sweeps.open_sweep(path) if RecordReader(path).is_sweep else path for path in (a, b))
-    print(printable(sweeps.compare(left, right, metric)))
+    several = len(metric) > 1
+    found = sweeps.compare(left, right, metric) if several else sweeps.compare(left, right, *metric)
+    print(printable(found))
 
 
 def diff(

@@ -135,7 +135,7 @@ def main(
             print(layers := model_summary(dataclasses.replace(experiment, config=config)))
             return layers
         if command == "decide":
-            from jaxnn.cli._decide import decide_command
+            from jaxnn.cli._decide_command import decide_command
 
             return decide_command(experiment, arguments, options)
         if command == "verify":

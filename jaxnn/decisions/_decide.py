@@ -24,6 +24,7 @@ from jaxnn.tasks import check_direction
 from jaxnn.types import ConfigError, Experiment, TrainingError, suggest
 
 FIRST, GROWTH, MULTIPLE = 8, 1.5, 4  # pairs of the first look, the growth to the next, and what their number divides
+_ASKED = ("metric", "alpha", "min_effect", "test", "session", "direction")  # options that make another decision
 _OWN = ("resume", "plan_only", "shard", "lanes", "member", "name")  # options of a sweep that a decision sets
 
 
@@ -65,9 +66,9 @@ class DecideOptions(SweepOptions):
     """File for a picture in the shell, such as decision.png: evidence and interval against pairs."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if given := [name for name in _OWN if getattr(self, name) != getattr(SweepOptions(), name)]:
+        if given := [name for name in _OWN if getattr(self, name) != getattr(SweepOptions, name)]:
             raise ConfigError(f"{given[0]} is no option of decide, which names and continues its sweeps itself.")
+        super().__post_init__()
 
 
 def decide(
@@ -127,53 +128,67 @@ def decide(
 
 
 def _decided(a: Experiment[Any], b: Experiment[Any], options: DecideOptions, folder: Path) -> Decision:
-    names = {field.name for field in dataclasses.fields(SweepOptions)} - {"run_dir", "budget", *_OWN}
-    how = {name: value for name, value in options.explicit().items() if name in names}
-    sides = tuple(Side(one, SweepOptions(**{**how, "record": True, "progress": "none"}), folder) for one in (a, b))
-    if sides[0].key == sides[1].key:
-        raise ConfigError("A and B are the same: their configs, data and programs are equal.")
-    for name, side in zip("AB", sides, strict=True):
-        if options.metric is not None and options.metric not in side.metrics:
-            meant = suggest(options.metric, side.metrics)
-            raise ConfigError(f"metric is {options.metric!r}, which {name} has not: {meant}.")
-    asked = {name: getattr(options, name) for name in ("metric", "alpha", "min_effect", "test", "session", "direction")}
-    key = text_fingerprint(json_line({"sides": [side.key for side in sides], **asked}))[:16]
-    ledger, most = Ledger.read(folder), options.max_seeds
-    if options.max_steps is not None:
-        most = min(most, options.max_steps // (a.config.num_steps + b.config.num_steps))
-        if most < 2:
-            raise ConfigError(f"max_steps is {options.max_steps:,}, which is less than two pairs take: give more.")
+    sides, most, first = _sides(a, b, options, folder), _most_pairs(a, b, options), a.config.seed
+    asked = {name: getattr(options, name) for name in _ASKED}
+    key = text_fingerprint(json_line({"sides": [side.key for side in sides], "first": first, **asked}))[:16]
+    ledger = Ledger.read(folder)
     known = ledger.find(key)
     if known is not None and (known["verdict"] != UNDECIDED or len(known["pairs"]) >= most):
         return Decision.of_entry(known, folder, ledger)
-    level, first, why = ledger.level(options.session, key, options.alpha), a.config.seed, f"{most} pairs"
+    level = ledger.level(options.session, key, options.alpha)
     entry: dict[str, Any] = {"key": key, "level": level, **asked, "names": _names(a, b), "pairing": _pairing(*sides)}
     for count in _looks(most):
         seeds = range(first, first + count)
-        missing = sum(seed not in side.members for side in sides for seed in seeds)
-        if (trained := sum(side.trained for side in sides)) and missing:
-            spent = sum(side.seconds for side in sides)
-            if spent * (1 + missing / trained) > options.budget_seconds:
-                why = f"the budget of {options.budget}"
-                break
+        if _exceeds(sides, seeds, options.budget_seconds):
+            entry["why"] = entry["why"] or f"the budget of {options.budget} ended"
+            break
         if not all(side.train(seeds) for side in sides):
             again = f"ask again to continue it from {short_path(folder)}" if options.record else "nothing was recorded"
             raise DecisionInterrupted(f"the decision was interrupted: {again}.")
-        entry |= _measured(sides, seeds, options)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        found = Decision.of_entry({**entry, "verdict": UNDECIDED, "why": "", "time": now}, folder, ledger)
-        verdict, entry["why"] = found.judged()
-        entry |= {"verdict": verdict, "time": now}
+        entry |= {**_measured(sides, seeds, options), "verdict": UNDECIDED, "why": "", "time": now}
+        found = Decision.of_entry(entry, folder, ledger)
+        entry["verdict"], entry["why"] = found.judged()
         if options.progress != "none":
             say_error(f"decide: {found.progress()}")
-        if verdict != UNDECIDED:
+        if entry["verdict"] != UNDECIDED:
             break
     else:
-        entry["why"] = entry["why"] or f"{why} were trained"
-    if entry["verdict"] == UNDECIDED and not entry["why"]:
-        entry["why"] = f"{why} ended"
+        entry["why"] = entry["why"] or f"{most} pairs were trained"
     ledger.add(entry)
     return dataclasses.replace(Decision.of_entry(entry, folder, Ledger.read(folder)), repeated=False)
+
+
+def _sides(a: Experiment[Any], b: Experiment[Any], options: DecideOptions, folder: Path) -> tuple[Side, Side]:
+    """A and B with the members that are recorded of them; ConfigError if they are the same, or lack the metric."""
+    names = {field.name for field in dataclasses.fields(SweepOptions)} - {"run_dir", "budget", *_OWN}
+    given = {name: value for name, value in options.explicit().items() if name in names}
+    how = with_changes(SweepOptions(), {**given, "record": True, "progress": "none"})
+    left, right = (Side(one, how, folder) for one in (a, b))
+    if left.key == right.key:
+        raise ConfigError("A and B are the same: their configs, data and programs are equal.")
+    for name, side in (("A", left), ("B", right)):
+        if options.metric is not None and options.metric not in side.metrics:
+            meant = suggest(options.metric, side.metrics)
+            raise ConfigError(f"metric is {options.metric!r}, which {name} has not: {meant}.")
+    return left, right
+
+
+def _most_pairs(a: Experiment[Any], b: Experiment[Any], options: DecideOptions) -> int:
+    """The number of pairs that seeds and steps allow."""
+    if options.max_steps is None:
+        return options.max_seeds
+    most: int = options.max_steps // (a.config.num_steps + b.config.num_steps)
+    if most < 2:
+        raise ConfigError(f"max_steps is {options.max_steps:,}, which is less than two pairs take: give more.")
+    return min(options.max_seeds, most)
+
+
+def _exceeds(sides: Sequence[Side], seeds: Sequence[int], budget: float) -> bool:
+    """Whether the members of ``seeds`` that are missing would take longer than is left of ``budget`` seconds."""
+    missing = sum(seed not in side.members for side in sides for seed in seeds)
+    trained, seconds = sum(side.trained for side in sides), sum(side.seconds for side in sides)
+    return trained > 0 and missing > 0 and seconds * (1 + missing / trained) > budget
 
 
 def _looks(most: int) -> list[int]:

@@ -17,7 +17,7 @@ from jaxnn._fingerprints import text_fingerprint
 from jaxnn._json import config_json, json_line
 from jaxnn.record import RECORD_FILE, RecordReader
 from jaxnn.search import Points, grid
-from jaxnn.sweeps import SEED, Member, Sweep, SweepOptions, open_sweep, sweep
+from jaxnn.sweeps import Member, Sweep, SweepOptions, open_sweep, sweep
 from jaxnn.types import Experiment
 
 
@@ -83,4 +83,4 @@ class Side:
     def _take(self, found: Sweep) -> None:
         self.sweep = found
         ended = [member for member in found.members if not member.cut_short]
-        self.members |= {member.fields[SEED]: member for member in ended}
+        self.members |= {member.fields["seed"]: member for member in ended}

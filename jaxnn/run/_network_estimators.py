@@ -292,7 +292,8 @@ class NetworkRegressor(RegressorMixin, _NetworkEstimator):
     Targets are standardized inside, and may be several for a row. The loss is the squared error.
 
     >>> inputs = np.linspace(0, 1, 50)[:, None]
-    >>> model = jn.NetworkRegressor(num_steps=200).fit(inputs, inputs[:, 0] ** 2)
+    >>> from jaxnn.estimators import NetworkRegressor
+    >>> model = NetworkRegressor(num_steps=200).fit(inputs, inputs[:, 0] ** 2)
     >>> model.predict(inputs).shape, model.score(inputs, inputs[:, 0] ** 2) > 0.9
     ((50,), True)
     """
@@ -330,7 +331,8 @@ class NetworkClassifier(LabelEstimator, _NetworkEstimator):
     A second fit to data of the same shape compiles nothing.
 
     >>> inputs = np.linspace(0, 1, 50)[:, None]
-    >>> model = jn.NetworkClassifier(model=(16,), num_steps=200)
+    >>> from jaxnn.estimators import NetworkClassifier
+    >>> model = NetworkClassifier(model=(16,), num_steps=200)
     >>> model.fit(inputs, np.where(inputs[:, 0] > 0.5, "high", "low")).predict([[0.1], [0.9]]).tolist()
     ['low', 'high']
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,9 +12,11 @@ import numpy as np
 from jaxnn import record
 from jaxnn._json import config_json
 from jaxnn._statistics import mean_difference, seeds_needed
+from jaxnn._text import Table
 from jaxnn.run import Run, open_run
 from jaxnn.sweeps._members import (
     SEED,
+    GroupRow,
     Member,
     count_by_status,
     grouped,
@@ -47,11 +50,20 @@ class Comparison:
     mean_a: float  # the mean of A over these seeds
     mean_b: float
     difference: float  # of the means, B - A
-    interval: tuple[float, float]  # its 95 % interval; NaN for too few seeds, or if all differences of a few are equal
+    interval: tuple[float, float]  # its interval; NaN for too few seeds, or if all differences of a few are equal
     # What B is; higher or lower if it is not known whether more of the metric is better.
     verdict: Verdict
     seeds_needed: int | None  # to show it in 80 % of all cases; None if it is shown, without interval, above a million
     left_out: tuple[str, ...]  # the members that do not count, and why
+    deviation: float  # the standard deviation of a pair's difference; NaN for fewer than two pairs
+    level: float = 0.95  # of the interval
+
+    def needed(self, effect: float) -> int | None:
+        """Returns how many seeds show a difference of ``effect`` in 80 % of all cases, by the deviation seen here.
+
+        By a paired t-test at 5 %; None if they are more than a million, or there are fewer than two pairs.
+        """
+        return None if math.isnan(self.deviation) else seeds_needed(effect, self.deviation)
 
     def __repr__(self) -> str:
         lines = [f"{name}  {side}" for name, side in zip("AB", self.sides, strict=True) if any(self.sides)]
@@ -68,7 +80,7 @@ class Comparison:
             shown += f"; about {self.seeds_needed} would be needed to see a difference of this size"
         elif math.isnan(low):
             shown += ": run at least 2 more" if self.num_seeds == 1 else ": all differences are equal, run more"
-        interval = "" if math.isnan(low) else f" (95 % interval {low:+.4g} to {high:+.4g})"
+        interval = "" if math.isnan(low) else f" ({100 * self.level:.4g} % interval {low:+.4g} to {high:+.4g})"
         lines.append(f"Difference {self.difference:+.4g}{interval}: {shown}.")
         if self.left_out:
             more = len(self.left_out) - MOST_NAMED
@@ -77,7 +89,37 @@ class Comparison:
         return "\n".join(lines)
 
 
-def compare(a: Comparable, b: Comparable, metric: str | None = None) -> Comparison:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Comparisons:
+    """Several comparisons whose intervals hold all at once: the level of each is corrected for their number."""
+
+    rows: tuple[Comparison, ...]
+    count: int  # of comparisons that the level is corrected for
+    names: tuple[str, ...] = ()  # of the rows, if they are of groups of a sweep
+    best: str = ""  # the group that they are compared with
+
+    def __repr__(self) -> str:
+        note = (
+            f"Intervals of level {100 * self.rows[0].level:.4g} %: all {self.count} hold at once with 95 % "
+            "(Bonferroni)."
+        )
+        if not self.names:
+            return "\n".join([*map(repr, self.rows), note])
+        rows = []
+        for name, one in zip(self.names, self.rows, strict=True):
+            ends = "–" if math.isnan(one.interval[0]) else f"{one.interval[0]:+.4g} to {one.interval[1]:+.4g}"
+            rows.append((name, str(one.num_seeds), f"{one.difference:+.4g}", ends, one.verdict))
+        head = (f"{self.rows[0].metric} against {self.best}", "seeds", "difference", "interval", "")
+        return repr(Table(head, rows, [note]))
+
+
+@typing.overload
+def compare(a: Comparable, b: Comparable, metric: str | None = None) -> Comparison: ...
+@typing.overload
+def compare(a: Comparable, b: Comparable, metric: list[str] | tuple[str, ...]) -> Comparisons: ...
+def compare(
+    a: Comparable, b: Comparable, metric: str | list[str] | tuple[str, ...] | None = None
+) -> Comparison | Comparisons:
     """Compares ``b`` with ``a`` by the 95 % interval of the difference of their means over seeds.
 
     >>> jn.compare(swept.select(learning_rate=0.1), swept.select(learning_rate=0.2), "test_accuracy")
@@ -89,18 +131,49 @@ def compare(a: Comparable, b: Comparable, metric: str | None = None) -> Comparis
     Members with the same seed start with the same random numbers and see the data in the same order, so they are
     compared pair by pair (Student's t interval of the differences), which cancels the seed's effect. Fields that vary
     within both sides make pairs likewise; the pairs of one seed are averaged, as they are not independent. Only members
-    that finished or stopped early and have a partner count.
+    that finished or stopped early and have a partner count. The interval is of one look at seeds that were chosen
+    before: `decide` trains as many as it takes.
 
     Args:
         a: a sweep, a run, the path of either, or a list of these.
         b: what is compared with it.
-        metric: by which; default: the one ``a`` monitored.
+        metric: by which; default: the one ``a`` monitored. Several make `Comparisons`, whose intervals hold all at
+            once with 95 %, each at a level of 1 - 0.05 / their number.
 
     Raises:
         ConfigError: a side lacks the metric or a result in it, has several members that would make one pair, or none
             with a partner.
         RecordError: a path holds neither run nor sweep.
     """
+    if metric is None or isinstance(metric, str):
+        return compared(a, b, metric)
+    metrics = tuple(dict.fromkeys(metric))
+    if not metrics:
+        raise ConfigError("metric is an empty list: name one metric or more.")
+    return Comparisons(tuple(compared(a, b, one, 1 - 0.05 / len(metrics)) for one in metrics), len(metrics))
+
+
+def compare_groups(sweep: Sweep, by: Sequence[str], metric: str | None) -> Comparisons:
+    """Compares each group of members with the best one, as `Sweep.compare`."""
+    by = by or [axis.name for axis in sweep.settings]
+    groups = sweep.group(by, metric)
+    ranked = groups.ranked(metric)
+    if len(ranked) < 2:
+        raise ConfigError(f"there is one group by {' and '.join(by) or 'nothing'}: name fields with several values.")
+    metric, count = metric or sweep.monitor, len(ranked) * (len(ranked) - 1) // 2
+    parts = [dataclasses.replace(sweep, members=tuple(sweep.members[i] for i in _places(sweep, row))) for row in ranked]
+    # Which one is the best is seen in the results: as if all pairs were compared.
+    rows = tuple(compared(parts[0], part, metric, 1 - 0.05 / count) for part in parts[1:])
+    return Comparisons(rows, count, tuple(show_point(row.point) for row in ranked[1:]), show_point(ranked[0].point))
+
+
+def _places(sweep: Sweep, row: GroupRow) -> list[int]:
+    numbers = {*row.members}
+    return [place for place, member in enumerate(sweep.members) if member.index in numbers]
+
+
+def compared(a: Comparable, b: Comparable, metric: str | None = None, level: float = 0.95) -> Comparison:
+    """Compares two sides in one metric, as `compare`, by an interval of this level."""
     sides = [_as_sweep(name, given) for name, given in (("A", a), ("B", b))]
     metric = metric or sides[0].monitor
     by = (*sorted(_varying(sides[0].members) & _varying(sides[1].members) - {SEED}), SEED)
@@ -115,7 +188,7 @@ def compare(a: Comparable, b: Comparable, metric: str | None = None) -> Comparis
         )
     pairs = ([side[key] for key in common] for side in scored)
     (a_means, num_settings), (b_means, _) = (seed_means(*zip(*side, strict=True)) for side in pairs)
-    difference, low, high, deviation = mean_difference(a_means, b_means)
+    difference, low, high, deviation = mean_difference(a_means, b_means, level)
     sign = int(low > 0) - int(high < 0)
     inconclusive = not sign and not math.isnan(low)
     left_out = []
@@ -136,6 +209,8 @@ def compare(a: Comparable, b: Comparable, metric: str | None = None) -> Comparis
         verdict=_verdict(sign, sides[0].direction(metric)),
         seeds_needed=seeds_needed(difference, deviation) if inconclusive else None,
         left_out=tuple(left_out),
+        deviation=deviation,
+        level=level,
     )
 
 

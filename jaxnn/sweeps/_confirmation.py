@@ -15,7 +15,7 @@ from jaxnn._json import config_from_json, leaf_fields
 from jaxnn._text import Table
 from jaxnn.record import RECORD_FILE, RecordReader
 from jaxnn.search import Points
-from jaxnn.sweeps._comparison import Comparison, compare
+from jaxnn.sweeps._comparison import Comparison, compared
 from jaxnn.sweeps._executors import sweep as train
 from jaxnn.sweeps._members import SEED, GroupRow, Member, point_key, show, show_field
 from jaxnn.sweeps._plan import SweepOptions
@@ -121,7 +121,7 @@ def confirm_best(
         parts[name] = dataclasses.replace(fresh, members=fresh.members[seeds * place : seeds * (place + 1)])
         candidates[name] = found[name]._replace(fresh=row)
     comparisons = {
-        name: compare(parts[name], parts[BEST], metric)
+        name: compared(parts[name], parts[BEST], metric)
         for name in (RUNNER_UP, CONFIG)
         if name in parts and candidates[name].fresh.n and candidates[BEST].fresh.n
     }

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
+    from jaxnn.sweeps._comparison import Comparisons
     from jaxnn.sweeps._confirmation import Confirmation
     from jaxnn.sweeps._plan import SweepOptions
 
@@ -68,6 +69,7 @@ class Sweep:
     name: str | None = None
     # Results do not know how members are trained: the package sets it.
     _confirmed: ClassVar[Callable[..., Confirmation]]
+    _compared: ClassVar[Callable[..., Comparisons]]
 
     @property
     def settings(self) -> tuple[Axis, ...]:
@@ -192,6 +194,14 @@ class Sweep:
             TrainingError: training with fresh seeds was interrupted.
         """
         return self._confirmed(self, seeds, metric, options, changes)
+
+    def compare(self, *by: str, metric: str | None = None) -> Comparisons:
+        """Compares each group by the fields ``by``, default all settings, with the best one, paired by seeds.
+
+        Intervals hold all at once with 95 %, corrected for all pairs of groups, since the best is seen in the results.
+        ConfigError if there is one group only, or as `jaxnn.compare`.
+        """
+        return self._compared(self, by, metric)
 
     def curves(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns a metric against the step.

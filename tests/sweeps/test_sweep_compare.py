@@ -88,6 +88,25 @@ def test_pairs_cancel_the_effect_of_the_seed(sides):
     assert (compare(a, b, "test_gain").verdict, compare(b, a, "test_gain").verdict) == ("lower", "higher")
 
 
+def test_several_metrics_and_groups_hold_at_once(sides):
+    a, b = sides(LUCK), sides(BETTER)
+    both = compare(a, b, ["test_loss", "test_accuracy"])
+    # t(0.9875; 3) = 4.17653 for two intervals that hold at once.
+    assert both.rows[0].interval == pytest.approx((-0.1125 - 0.0313240, -0.1125 + 0.0313240), abs=1e-6)
+    assert [one.metric for one in both.rows] == ["test_loss", "test_accuracy"] and "97.5 %" in repr(both)
+    assert both.rows[0].needed(0.015) == seeds_needed(1.0, 1.0) == 10 and compare(a, b).needed(0) is None
+    with pytest.raises(ConfigError, match="empty"):
+        compare(a, b, [])
+    losses = {(rate, seed): loss - 10 * rate for rate in (0.0, 0.1, 0.2) for seed, loss in enumerate(LUCK)}
+    losses[0.1, 2] += 0.5
+    found = sides(losses, "learning_rate", "seed").compare()
+    assert (found.best, found.names) == ("learning_rate 0.2", ("learning_rate 0.1", "learning_rate 0"))
+    assert found.count == 3 and found.rows[0].level == pytest.approx(1 - 0.05 / 3)
+    assert found.rows[0].difference == pytest.approx(1.125) and found.rows[0].verdict == "worse"
+    with pytest.raises(ConfigError, match="one group"):
+        a.compare("learning_rate")
+
+
 def test_report_names_sides_interval_and_seeds_needed(sides):
     a, b = sides(LUCK), sides(BETTER)
     assert str(compare(a, b)).splitlines() == [

@@ -18,6 +18,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import jaxnn as jn
 from jaxnn import trees
+from jaxnn.estimators import NetworkClassifier, NetworkRegressor
 from jaxnn.trees import _model_files, _objectives
 from jaxnn.types import Examples
 from tests import native, tiny
@@ -498,7 +499,7 @@ ERRORS: dict[type[jn.JaxnnError], dict[str, Callable[[], Any]]] = {
         "no categorical column 9": lambda: fit_table(categorical=(9,)),
         "column of categorical must be an integer": lambda: fit_table(categorical=(True,)),
         "do not keep monotone": lambda: fit_table(objective=trees.absolute_error(), monotone=(1, 0, 0, 0)),
-        "5], and must be [batch, 2]": lambda: jn.NetworkClassifier(model=jn.models.MLP((5,))).fit(IMAGES, [0, 1] * 2),
+        "5], and must be [batch, 2]": lambda: NetworkClassifier(model=jn.models.MLP((5,))).fit(IMAGES, [0, 1] * 2),
         "the objective is not for numbers": lambda: fit_table(objective=trees.cross_entropy(3)),
         "three or more classes do not keep": lambda: fit_targets(trees.cross_entropy(3), GRADES, monotone=(1, 0)),
         "huber: delta must be a number > 0 and <= 1e+38, not inf": lambda: trees.huber(np.inf),
@@ -514,7 +515,7 @@ ERRORS: dict[type[jn.JaxnnError], dict[str, Callable[[], Any]]] = {
         "the targets are texts, such as 'b': a regressor needs numbers": lambda: trees.GradientBoostingRegressor().fit(
             table()[0], ["b", "a"] * (ROWS // 2)
         ),
-        "is no class that": lambda: jn.NetworkClassifier(**FEW).fit(*LABELLED).confusion_matrix(INPUTS, GRADES + 9),
+        "is no class that": lambda: NetworkClassifier(**FEW).fit(*LABELLED).confusion_matrix(INPUTS, GRADES + 9),
         "the inputs must be numbers, not datetime64[s]": lambda: trees.GradientBoostingRegressor().fit(TIMES, GRADES),
         "cannot tell the targets apart": lambda: trees.GradientBoostingRegressor(**HUBER).fit(INPUTS, LATE),
         "targets, whose deviation is 2.77e-19": lambda: fit_targets(trees.squared_error(), np.arange(ROWS) * 1e-20),
@@ -543,7 +544,7 @@ def test_settings_and_data_that_cannot_be_used_are_refused(error, words):
 TREES: dict[str, Any] = {"num_trees": 5, "max_depth": 2, "learning_rate": 0.5}
 NETWORK: dict[str, Any] = {"model": (8,), "num_steps": 60, "learning_rate": 0.05}
 KINDS: dict[Any, Any] = {trees.GradientBoostingClassifier: TREES, trees.GradientBoostingRegressor: TREES}
-KINDS |= {jn.NetworkClassifier: NETWORK, jn.NetworkRegressor: NETWORK}
+KINDS |= {NetworkClassifier: NETWORK, NetworkRegressor: NETWORK}
 # What these check is code that all share. Nor are weights repetitions to its 1e-7, for networks of other batches.
 SHARED = re.compile("sample_weight|n_features_in|positive_only|f_contiguous|subset_invariance|idempotent|is_fitted")
 CHECKS = [
@@ -565,7 +566,7 @@ def test_a_network_takes_texts_and_missing_values_and_keeps_what_it_learned():
     frame = pytest.importorskip("pandas").DataFrame({"job": jobs, "age": ages})
     labels = np.where((jobs == "nurse") | np.isnan(ages), "yes", "no")
     labels[7] = "odd"  # one row, which is trained on
-    model = jn.NetworkClassifier(**NETWORK, patience=3).fit(frame, labels)
+    model = NetworkClassifier(**NETWORK, patience=3).fit(frame, labels)
     found, matrix = model.predict(frame), model.confusion_matrix(frame, labels)
     assert matrix.class_names == ("no", "odd", "yes") and matrix.accuracy == (found == labels).mean() > 0.95
     other = pickle.loads(pickle.dumps(model)).set_params(model=(2,), batch_size=3)
@@ -580,7 +581,7 @@ def test_a_network_is_compiled_once_and_leaves_out_rows_of_weight_zero():
     weights[0] = 0
     for target, seed in ((0.0, 3), (1e12, 3), (0.0, 4)):
         columns[0] = target
-        model = jn.NetworkRegressor(**NETWORK, random_state=seed).fit(inputs, columns, weights)
+        model = NetworkRegressor(**NETWORK, random_state=seed).fit(inputs, columns, weights)
         found.append(model.predict(inputs))
         counts.append(sum(compiled))
     jax.monitoring.unregister_event_duration_listener(listener)
