@@ -90,7 +90,7 @@ def test_api_pages_cover_every_public_name():
         assert {*module.__all__} <= stated, name
 
 
-PACKAGES = "data models nn observe optim search steps tasks testing trees parallel record sweeps"
+PACKAGES = "data models nn observe optim search steps tasks testing trees parallel record sweeps estimators"
 MODULES = {name: importlib.import_module(name) for name in ("jaxnn", *(f"jaxnn.{name}" for name in PACKAGES.split()))}
 MODULES |= {"jaxnn.schedules": jn.schedules, "harness": harness}
 # Public functions and classes, each once, by their shortest name; exceptions are seen where they are raised.

@@ -163,6 +163,8 @@ def _sides(a: Experiment[Any], b: Experiment[Any], options: DecideOptions, folde
     """A and B with the members that are recorded of them; ConfigError if they are the same, or lack the metric."""
     names = {field.name for field in dataclasses.fields(SweepOptions)} - {"run_dir", "budget", *_OWN}
     given = {name: value for name, value in options.explicit().items() if name in names}
+    if not given.keys() & {"eval_every", "patience", "stop"}:
+        given["eval_every"] = 0  # what is compared is the value at the end
     how = with_changes(SweepOptions(), {**given, "record": True, "progress": "none"})
     left, right = (Side(one, how, folder) for one in (a, b))
     if left.key == right.key:
