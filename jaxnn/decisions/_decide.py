@@ -93,8 +93,11 @@ def decide(
 
     Decisions and members are recorded in ``runs/NAME/decisions``, or ``run_dir``. A decision that was made is answered
     from there, an interrupted or undecided one continues, and members of the baseline serve all its candidates.
-    `jaxnn._statistics` names the sources of the tests: the t statistic needs differences without strong skew; ranks
-    need symmetric ones, which two equal experiments always have.
+
+    Evidence is an e-value: by t the one of Pérez-Ortiz, Lardy, de Heide and Grünwald 2024, "E-statistics, group
+    invariance and anytime-valid testing", for differences without strong skew; by ranks one of Vovk and Wang 2024,
+    "Nonparametric e-tests of symmetry", for symmetric differences, which two equal experiments always have. A session
+    is judged by e-LOND of Xu and Ramdas 2024, "Online multiple testing with e-values".
 
     Args:
         a: the baseline.
