@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from jaxnn.cli._flags import parse_run, parse_sweep
 from jaxnn.cli._process import ClusterOptions, enable_compile_cache, exit_on_user_error, processes, use_all_cores
-from jaxnn.cli._script import COMMANDS, main, parse_run, parse_sweep
+from jaxnn.cli._script import COMMANDS, main
 from jaxnn.cli._text_command import text_command
 
 __all__ = ["command", "main", "text_command"]

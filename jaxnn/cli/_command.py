@@ -18,8 +18,9 @@ from jaxnn._json import final_metrics, json_line
 from jaxnn._provenance import importing
 from jaxnn._text import any_text, format_bytes, format_split, text_table
 from jaxnn.cli._decide_command import decide_command
+from jaxnn.cli._flags import given, only_compile
 from jaxnn.cli._process import enable_compile_cache, exit_on_user_error
-from jaxnn.cli._script import given, main, only_compile
+from jaxnn.cli._script import main
 from jaxnn.observe import describe_devices, known_faults, missing_gpu
 from jaxnn.record import RecordReader
 from jaxnn.run import open_run

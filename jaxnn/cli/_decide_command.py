@@ -15,7 +15,7 @@ from jaxnn._fields import with_fields
 from jaxnn._json import jsonable, leaf_fields
 from jaxnn._signals import RESUMABLE
 from jaxnn._text import say_error
-from jaxnn.cli._script import field_value, parse_run
+from jaxnn.cli._flags import field_value, parse_run
 from jaxnn.decisions import DecideOptions, Decision, DecisionInterrupted, decide
 from jaxnn.engine import RunOptions
 from jaxnn.types import ConfigError, Experiment, JaxnnError, suggest

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxnn._checked_json import AMOUNT, COUNT, FINITE, SEED, Span, parse
 from jaxnn._disk import refusals
 from jaxnn._json import json_line
 from jaxnn._statistics import online_level
 from jaxnn.types import RecordError
 
 FILE = "decisions.jsonl"
+_SHARE = Span("a share above 0", 1e-300, 1, whole=False)
+ENTRY = {
+    **{"key": str, "time": str, "verdict": {"keep", "discard", "no difference", "undecided"}, "why": str},
+    **{"names": (str, str), "pairing": str, "measured": str, "better": {"min", "max"}, "lost": (COUNT, COUNT)},
+    **{"metric?": str, "alpha": _SHARE, "level": _SHARE, "min_effect?": AMOUNT, "test": {"t", "ranks"}},
+    **{"session?": str, "direction": {"auto", "min", "max"}, "pairs": [(SEED, FINITE, FINITE)]},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +39,9 @@ class Ledger:
                 *lines, _ = file.read_text().split("\n")
             for number, line in enumerate(lines, 1):
                 try:
-                    entry = json.loads(line)
-                    _ = entry["key"], entry["verdict"], entry["level"], entry["session"]
-                except (ValueError, TypeError, KeyError):
-                    raise RecordError(f"line {number} of {file} is damaged: delete that line.") from None
-                entries.append(entry)
+                    entries.append(parse(line.encode(), ENTRY))
+                except ValueError as error:
+                    raise RecordError(f"line {number} of {file} is damaged ({error}): delete that line.") from None
         return cls(file, tuple(entries))
 
     def find(self, key: str) -> Mapping[str, Any] | None:

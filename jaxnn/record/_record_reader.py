@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnn._checked_json import parse
 from jaxnn._disk import read_file
 from jaxnn._fingerprints import text_fingerprint
 from jaxnn._json import numbers, reports_by_member, with_tuples
 from jaxnn.data import ArraySource
 from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.record._run_directory import METRICS_FILE, RECORD_FILE, Record, check_name, is_locked, read_bytes
-from jaxnn.record._schemas import LINE, MEMBER, RECORD, parse
+from jaxnn.record._schemas import LINE, MEMBER, RECORD
 from jaxnn.types import Examples, RecordError, Splits, check_int
 
 MEMBERS_FILE = "members.jsonl"  # of a sweep

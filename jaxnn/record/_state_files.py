@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnn._checked_json import parse
 from jaxnn._compat import configure_orbax_logging
 from jaxnn._disk import UNWRITABLE, open_regular, read_file, refusals, sync
 from jaxnn._transfers import PINNED, fetching
 from jaxnn.parallel import broadcast_from_primary, is_primary
-from jaxnn.record._schemas import CHECKPOINT, parse
+from jaxnn.record._schemas import CHECKPOINT
 from jaxnn.types import JaxnnError, PyTree, RecordError, is_key
 
 ITEM = "default"  # the folder of the arrays in a run's checkpoint

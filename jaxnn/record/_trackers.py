@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from jaxnn._checked_json import parse
 from jaxnn._disk import write_json
 from jaxnn.record._record_reader import RecordReader
 from jaxnn.record._run_directory import FOLDER, Record, read_bytes
-from jaxnn.record._schemas import IDS, parse
+from jaxnn.record._schemas import IDS
 from jaxnn.record._writers import WriterFacts
 from jaxnn.types import ConfigError, RecordError
 
