@@ -25,6 +25,27 @@ SIMPLE: dict[Any, type | tuple[type, ...]] = {
 }
 
 
+PURPOSES = {"init": "initial parameters", "order": "order of the data", "step": "dropout and augmentation"}
+"""What random numbers are for, and what they decide; of a step, also sampling in evaluations."""
+SEEDS = ("seed", *(f"{purpose}_seed" for purpose in PURPOSES))
+"""The fields of a config that are seeds; all but the first are optional."""
+
+
+def seed_field(config: Any, purpose: str, point: Mapping[str, Any] = types.MappingProxyType({})) -> str:
+    """Returns the field that decides the random numbers of a ``purpose``: ``init_seed`` if it is set, else ``seed``.
+
+    The fields of ``point`` replace those of ``config``.
+    """
+    own = f"{purpose}_seed"
+    return "seed" if point.get(own, getattr(config, own, None)) is None else own
+
+
+def seed_for(config: Any, purpose: str, point: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
+    """Returns the seed of a ``purpose``, which may be a tracer; ``point`` is as of `seed_field`."""
+    name = seed_field(config, purpose, point)
+    return point[name] if name in point else getattr(config, name)
+
+
 def check_range(where: str, name: str, value: Any, high: float = math.inf, *, positive: bool = False) -> None:
     """Raises ConfigError unless ``value`` is a number in 0…``high``, > 0 if ``positive``.
 
@@ -138,6 +159,9 @@ def check_config(config: Any) -> None:
         check_int(name, value := getattr(config, name), least)
         if value >= 2**bits:
             raise ConfigError(f"{name} is {value}, and must be below 2**{bits}.")
+    for name in SEEDS[1:]:
+        if (value := getattr(config, name, None)) is not None and check_int(name, value, 0) >= 2**32:
+            raise ConfigError(f"{name} is {value}, and must be below 2**32.")
 
 
 def _check_types(config: Any, prefix: str = "") -> None:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import optax
 
+from jaxnn._fields import seed_for
 from jaxnn.data import ArraySource
 from jaxnn.engine._digests import show_digests
 from jaxnn.engine._states import EMPTY, bring_back
@@ -112,8 +113,8 @@ def _check_batch(trainer: Trainer, step: int) -> None:
     if source.examples is not None or source.num_examples == ENDLESS:
         return
     config = trainer.experiment.config
-    rows = np.asarray(source.order(config.seed, np.array([step - 1], np.int32), config.batch_size)).reshape(-1)
-    batch = Splits(ArraySource(source.read(rows)))
+    rows = np.asarray(source.order(seed_for(config, "order"), np.array([step - 1], np.int32), config.batch_size))
+    batch = Splits(ArraySource(source.read(rows.reshape(-1))))
     try:
         programs.task.check(programs.shapes.params, programs.shapes.model_state, programs.batch, batch)
     except DataError as error:

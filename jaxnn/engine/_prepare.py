@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxnn._clock import Clock
 from jaxnn._compat import platform
-from jaxnn._fields import with_fields
+from jaxnn._fields import SEEDS, seed_field, seed_for, with_fields
 from jaxnn._fingerprints import PARTS
 from jaxnn._provenance import jax_flags
 from jaxnn.data import steps_per_epoch
@@ -68,7 +68,7 @@ class Members(NamedTuple):
 
         def stacked(name: str) -> jax.Array:
             values = np.array([operator.attrgetter(name)(one.config) for one in experiments])
-            return jnp.asarray(values.astype(np.uint32)) if name == "seed" else _weakly_typed(values)
+            return jnp.asarray(values.astype(np.uint32)) if name in SEEDS else _weakly_typed(values)
 
         return {name: stacked(name) for name in names}
 
@@ -120,13 +120,13 @@ def open_trainer(
     options = options.with_cadences(config, evaluated)
     eval_batch_size = options.eval_batch_size or 2 * config.batch_size
     steps_per_epoch(splits.train.num_examples, config.batch_size)  # raises if there is not one
-    seed = config.seed if given.shared_seed is None else given.shared_seed
+    seed = seed_for(config, "order") if given.shared_seed is None else given.shared_seed
     with clock.span("load", "loading the data"):
         feed = make_feed(splits, seed, config.batch_size, resident=options.resident, layout=layout)
     if given.shared_seed is not None:
         own_rows = feed.rows
         feed = feed._replace(rows=lambda examples, _, steps: own_rows(examples, seed, steps))
-    elif "seed" in given.values and not feed.resident:
+    elif seed_field(config, "order") in given.values and not feed.resident:
         raise ConfigError(
             "the data are not on the device, so members cannot have different orders of them: choose "
             "order='shared', or a smaller data set."
@@ -196,9 +196,10 @@ def programs_of(
         seeds = {"seed": np.arange(num_seeds, dtype=np.uint32)}
         members = Members(num_seeds, seeds, lambda values: experiment.replace(**values))
     given = members or Members(1, {}, lambda values: experiment)
-    feed = make_feed(splits, experiment.config.seed, experiment.config.batch_size, resident=resident, layout=layout)
+    config = experiment.config
+    feed = make_feed(splits, seed_for(config, "order"), config.batch_size, resident=resident, layout=layout)
     spec = GroupSpec(experiment, given.member, splits.train, feed, layout)
-    return Programs(spec, splits, 2 * experiment.config.batch_size, None, given.values, given.num_members)
+    return Programs(spec, splits, 2 * config.batch_size, None, given.values, given.num_members)
 
 
 def _open_run(trainer: Trainer, steps_per_call: int | None) -> None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxnn._fields import seed_field, seed_for
 from jaxnn.data import is_augmented
 from jaxnn.engine._digests import state_digests
 from jaxnn.engine._feed import DeviceFeed
@@ -149,7 +150,10 @@ def make_init(experiment: Experiment[Any], source: Source) -> Callable[..., Trai
 
     def init(examples: Examples, given: Mapping[str, Array] | None = None) -> TrainState:
         task, optimizer = experiment.task(config), experiment.optimizer(config)
-        state = init_train_state(task, optimizer, jax.random.key(config.seed), source.as_batch(examples), given)
+        key = jax.random.key(seed_for(config, "init"))
+        state = init_train_state(task, optimizer, key, source.as_batch(examples), given)
+        if seed_field(config, "step") != seed_field(config, "init"):  # as if its seed were that of the whole run
+            state = state._replace(key=jax.random.split(jax.random.key(seed_for(config, "step")))[1])
         for path, leaf in jax.tree.leaves_with_path(state.params):
             if 0 in leaf.shape:  # which no checkpoint can hold
                 name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -175,7 +179,7 @@ def make_train(
     config = experiment.config
 
     def train(state: TrainState, totals: Totals, examples: Examples) -> tuple[TrainState, Totals]:
-        augmented = _augmentation(spec.source, config.seed)
+        augmented = _augmentation(spec.source, seed_for(config, "step"))
 
         def make_batch(row: Any, step: jax.Array) -> Any:
             batch = augmented(layout.constrain(feed.batch(examples, row)), step)
@@ -183,7 +187,7 @@ def make_train(
 
         # All batches of the call are chosen at once: far cheaper than one by one inside the scan.
         first = state.step if bounds is None else state.step - bounds[0]
-        rows = feed.rows(examples, config.seed, first + jnp.arange(num_steps))
+        rows = feed.rows(examples, seed_for(config, "order"), first + jnp.arange(num_steps))
         return scan_steps(make_step(experiment, layout), state, totals, rows, make_batch, bounds)
 
     return layout.wrap(train)
@@ -191,12 +195,12 @@ def make_train(
 
 def make_step_batch(spec: GroupSpec) -> Callable[[Examples, Array], Batch]:
     """Returns a pure function from the examples of a call, and the first step in it, to its augmented batch."""
-    seed, feed = spec.experiment.config.seed, spec.feed
+    config, feed = spec.experiment.config, spec.feed
 
     def make(examples: Examples, step: Array) -> Batch:
-        rows = feed.rows(examples, seed, jnp.asarray(step)[None])
+        rows = feed.rows(examples, seed_for(config, "order"), jnp.asarray(step)[None])
         batch = feed.batch(examples, jax.tree.map(lambda leaf: leaf[0], rows))
-        return _augmentation(spec.source, seed)(batch, step)
+        return _augmentation(spec.source, seed_for(config, "step"))(batch, step)
 
     return make
 
@@ -225,7 +229,7 @@ def make_evaluate(spec: GroupSpec, source: Source, values: Mapping[str, Any] | N
     ) -> Any:
         task = _distributed(experiment, layout)
         step, predict = _make_evaluate_step(task), make_predict_step(task)
-        seed_key = jax.random.fold_in(jax.random.key(experiment.config.seed), EVALUATE_STREAM)
+        seed_key = jax.random.fold_in(jax.random.key(seed_for(experiment.config, "step")), EVALUATE_STREAM)
 
         def body(_: None, row: tuple[Any, jax.Array, jax.Array, PyTree]) -> tuple[None, Any]:
             which, counts, number, before = row
@@ -287,7 +291,7 @@ def make_population_train(
             states, totals = _vmap_or_squeeze(one, part.alive.shape[0])(part.values, part.members, totals)
         else:
             # Shared parts are not mapped: their batches and random numbers are computed once.
-            seeded = "seed" in part.values
+            seeded = seed_field(spec.experiment.config, "step") in part.values
             key = part.members.key if seeded else part.members.key[0]
             shared = part.members._replace(step=jnp.asarray(part.step), key=key)
             axes = TrainState(None, 0, 0, 0, 0 if seeded else None)  # type: ignore[arg-type]

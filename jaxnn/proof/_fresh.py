@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn import engine
+from jaxnn._fields import seed_for
 from jaxnn._fingerprints import data_fingerprint
 from jaxnn._json import config_json, jsonable
 from jaxnn._provenance import Definition, jax_flags
@@ -278,7 +279,7 @@ class _Work:
         """Digests of the data, the order of the first steps, the programs and the initial values; None: made again."""
         programs = programs or engine.programs_of(self.made, engine.load_data(self.made))
         config, splits, made = self.made.config, programs.splits, programs.fingerprint()
-        order = splits.train.order(config.seed, np.arange(ASKED, dtype=np.int32), config.batch_size)
+        order = splits.train.order(seed_for(config, "order"), np.arange(ASKED, dtype=np.int32), config.batch_size)
         return {
             "data": digest([data_fingerprint(splits), [source.examples for source in splits.named().values()]]),
             "order": digest(np.asarray(order)),

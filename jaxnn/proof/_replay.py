@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import os
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from jaxnn import engine, parallel, record
 from jaxnn._clock import Clock
+from jaxnn._fields import seed_for
 from jaxnn._fingerprints import STATE_PARTS, check_same_data, data_fingerprint, differing_parts
 from jaxnn._json import config_from_json
 from jaxnn._text import Table, format_bytes, short_path, text_table
@@ -235,7 +237,9 @@ class _Recording:
     def examples(self, step: int) -> np.ndarray | None:
         """As `Replay.examples`, of the update ``step``."""
         config = self.experiment.config
-        seed = config.seed if self.members is None or self.members.shared_seed is None else self.members.shared_seed
+        seed = seed_for(config, "order")
+        if self.members is not None and self.members.shared_seed is not None:
+            seed = self.members.shared_seed
         steps = np.array([step - 1], np.int32)
         chosen = np.asarray(self.trainer.programs.source.order(seed, steps, config.batch_size))[0]
         return chosen if chosen.shape == (config.batch_size,) else None
@@ -293,7 +297,7 @@ class _Recording:
     def _members(self) -> engine.Members:
         """The member alone, as one of a population in the recorded arrangement."""
         facts, group = self.found.facts, self.found.group
-        seed = dict(facts["points"][0]).get("seed", facts["config"].get("seed"))
+        seed = seed_for(types.SimpleNamespace(**facts["config"]), "order", dict(facts["points"][0]))
         return engine.Members.of(
             [self.experiment],
             group["traced"],

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxnn._fields import SEEDS
 from jaxnn.search._distributions import Distribution, is_number
 from jaxnn.types import ConfigError, check_int
 
@@ -36,7 +37,7 @@ class Axis:
     def scale_of(name: str, values: Iterable[Any]) -> str:
         """Returns ``"nominal"`` for seeds and non-numbers, ``"log"`` for evenly spaced powers, else ``"linear"``."""
         values = list(values)
-        if name.rpartition(".")[2] == "seed" or not all(map(is_number, values)):
+        if name.rpartition(".")[2] in SEEDS or not all(map(is_number, values)):
             return "nominal"
         ordered = np.unique(np.asarray(values, np.float64))
         if ordered[0] <= 0 or ordered[-1] < LOG_RATIO * ordered[0]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxnn._fields import check_config, with_fields
+from jaxnn._fields import SEEDS, check_config, with_fields
 from jaxnn._json import config_json, leaf_fields
 from jaxnn.data import steps_per_epoch, without_data
 from jaxnn.engine import MemberLog, Members, check_data, check_parts, make_init, make_step
@@ -115,6 +115,11 @@ def reason(error: Exception) -> str:
     return text if isinstance(error, JaxnnError) else f"{type(error).__name__}: {text}"
 
 
+def traces(name: str, value: Any) -> bool:
+    """Whether a program may trace this value of a field: a float, or a seed that is set."""
+    return isinstance(value, float) or (name in SEEDS and value is not None)
+
+
 class Loader:
     """Loads the data of members; keeps the latest, with what made them, from which config and which of its fields."""
 
@@ -148,11 +153,11 @@ def plan_groups(
     names = list(dict.fromkeys(name for member in runnable for name in member.point))
     names = [name for name in names if name != Points.NAME or hasattr(runnable[0].experiment.config, name)]
     varying = [name for name in names if searched or _varies(runnable, name)]
-    # Floats and the seed are candidates for tracing.
-    traced = [name for name in varying if name == "seed" or all(isinstance(m.point[name], float) for m in runnable)]
+    # Floats and seeds are candidates for tracing.
+    traced = [name for name in varying if all(traces(name, member.point[name]) for member in runnable)]
     found: list[tuple[list[PlannedMember], list[str]]] = []
     # The training loop reads these.
-    read = {"batch_size", "num_steps", "seed"}
+    read = {"batch_size", "num_steps", *SEEDS}
     for together in _split(runnable, [name for name in names if name not in traced]):
         _check(together, traced, load, read)
         if valid := [member for member in together if member.unfinished]:
@@ -186,7 +191,7 @@ def _check(members: Sequence[PlannedMember], traced: Sequence[str], load: Loader
     def value(member: PlannedMember, name: str) -> Any:
         return operator.attrgetter(name)(member.experiment.config)
 
-    found = {name: [value(member, name) for member in members] for name in traced if name != "seed"}
+    found = {name: [value(member, name) for member in members] for name in traced if name not in SEEDS}
     ends = {(name, end) for name, values in found.items() for end in (min(values), max(values))}
     first, chosen = {members[0].number: members[0]}, members[0]
     for _ in tuple(ends):  # a member may be at the ends of several fields

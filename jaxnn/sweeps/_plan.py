@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jaxnn import engine, parallel
 from jaxnn._clock import Clock
-from jaxnn._fields import option
+from jaxnn._fields import option, seed_for
 from jaxnn._text import format_bytes
 from jaxnn.observe import cpu_count, given_up
 from jaxnn.search import Points, Searcher
-from jaxnn.sweeps._groups import Group, Loader, PlannedMember, plan_groups, plan_members
+from jaxnn.sweeps._groups import Group, Loader, PlannedMember, plan_groups, plan_members, traces
 from jaxnn.sweeps._search_events import SavedSearch, Search
 from jaxnn.types import ConfigError, Experiment, warn
 
@@ -172,7 +172,7 @@ class SweepPlan:
             config = member.experiment.config
             own = {name: operator.attrgetter(name)(config) for name in (*group.static, *group.traced)}
             # None, say, in place of a float is another program.
-            if any(not isinstance(own[name], float) for name in group.traced if name != "seed"):
+            if not all(traces(name, own[name]) for name in group.traced):
                 continue
             if all(repr(own[name]) == repr(value) for name, value in group.static.items()):
                 group.members.append(member)
@@ -189,7 +189,7 @@ class SweepPlan:
             first, options = group.members[0].experiment, self.options
             with self.clock.span("load", "loading the data"):
                 splits, _ = self.load(group.members[0])
-            seed = self.points.points[0].get("seed", self.experiment.config.seed)
+            seed = seed_for(self.experiment.config, "order", self.points.points[0])
             experiments = [member.experiment for member in group.members]
             if self.search is not None:
                 # Any lane may have any member; those of the first decide the values to measure with.
