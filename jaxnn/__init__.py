@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from jaxnn import data, models, nn, observe, optim, search, steps, tasks, testing, trees
     from jaxnn.advice import advise
     from jaxnn.cli import main, text_command
-    from jaxnn.decisions import decide
+    from jaxnn.decisions import decide, spread
     from jaxnn.engine import RunOptions
     from jaxnn.optim import schedules
     from jaxnn.plans import plan
@@ -71,6 +71,7 @@ __all__ = [
     "save_weights",
     "schedules",
     "search",
+    "spread",
     "steps",
     "sweep",
     "tasks",
@@ -86,7 +87,7 @@ _NAMES = {
     "": "data models nn observe optim search steps tasks testing trees",
     ".advice": "advise",
     ".cli": "main text_command",
-    ".decisions": "decide",
+    ".decisions": "decide spread",
     ".engine": "RunOptions",
     ".optim": "schedules",
     ".plans": "plan",

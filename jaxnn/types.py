@@ -345,9 +345,10 @@ class Experiment[Config]:
     """An experiment as a value: a config and functions of it.
 
     Attributes:
-        config: a frozen dataclass with at least ``batch_size``, ``num_steps`` and ``seed``. Optional fields ``init_seed``,
-            ``order_seed`` and ``step_seed`` replace ``seed`` for the initial parameters, for the order of the data, and
-            for the random numbers of steps and evaluations: dropout, augmentation, sampling. None: ``seed`` decides.
+        config: a frozen dataclass with at least ``batch_size``, ``num_steps`` and ``seed``. The optional fields
+            ``init_seed``, ``order_seed`` and ``step_seed`` replace ``seed`` for one purpose each: the initial
+            parameters, the order of the data, and the random numbers of steps and evaluations (dropout, augmentation,
+            sampling). None: ``seed`` decides.
         data: ``config -> Splits``; called outside the compiled program, once. None: the task needs no data.
         task: ``config -> Task``; called inside the compiled program, where float fields may be tracers.
         optimizer: ``config -> optax.GradientTransformation``; likewise. Or a dict of them, by the name of the part of

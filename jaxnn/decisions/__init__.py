@@ -1,6 +1,16 @@
-"""Decisions between experiments: sequential tests on pairs of seeds, and the ledger of what was decided."""
+"""Decisions between experiments: sequential tests on pairs of seeds, their ledger, and what makes a metric vary."""
 
 from jaxnn.decisions._decide import DecideOptions, DecisionInterrupted, decide
 from jaxnn.decisions._decision import Decision, Pair
+from jaxnn.decisions._spread import VarianceReport, VarianceSource, spread
 
-__all__ = ["DecideOptions", "Decision", "DecisionInterrupted", "Pair", "decide"]
+__all__ = [
+    "DecideOptions",
+    "Decision",
+    "DecisionInterrupted",
+    "Pair",
+    "VarianceReport",
+    "VarianceSource",
+    "decide",
+    "spread",
+]

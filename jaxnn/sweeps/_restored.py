@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxnn import engine, record
 from jaxnn._fields import check_config
 from jaxnn._fingerprints import check_same_data, data_fingerprint
 from jaxnn._json import config_from_json
+from jaxnn.steps import make_evaluate_step
 from jaxnn.sweeps._members import Member, count_by_status
 from jaxnn.sweeps._plan import SweepOptions, members_layout
 from jaxnn.tasks import derived_metrics
-from jaxnn.types import ConfigError, Experiment, PyTree, RecordError
+from jaxnn.types import ConfigError, Examples, Experiment, Metrics, PyTree, RecordError, TrainState
 
 
 class RestoredGroup(NamedTuple):
@@ -99,6 +101,39 @@ def evaluate_members(sweep: Any, split: str, devices: int | None) -> dict[str, n
 
     rows = _by_member(sweep, metrics, devices, with_data=True)
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+def sums_by_example(sweep: Any, split: str) -> list[dict[str, np.ndarray]]:
+    """Returns the sums of each member of a `Sweep` for each example of a split, as `Sweep.example_sums`."""
+
+    def sums(group: RestoredGroup) -> list[dict[str, np.ndarray]]:
+        programs = group.programs
+        source = programs.finite_source(split)
+        size = min(programs.eval_batch_size, source.num_examples)
+
+        @jax.jit
+        def evaluate(values: dict[str, Any], state: TrainState, examples: Examples, numbers: jax.Array) -> Metrics:
+            member = programs.spec.member(values)
+            step = make_evaluate_step(member.task(member.config))
+
+            def one(example: Examples, number: jax.Array) -> Metrics:
+                batch = source.as_batch(jax.tree.map(lambda leaf: leaf[None], example), jnp.ones(1))
+                return step(state, batch, jax.random.fold_in(state.key, number))
+
+            return jax.vmap(one)(examples, numbers)
+
+        found = []
+        for row in range(len(group.members)):
+            state = group.states.member(row, programs.shapes)
+            values = {name: value[row] for name, value in programs.values.items()}
+            parts = []
+            for first in range(0, source.num_examples, size):
+                numbers = np.minimum(np.arange(first, first + size), source.num_examples - 1)  # one size, one program
+                parts.append(jax.device_get(evaluate(values, state, source.read(numbers), numbers)))
+            found.append(jax.tree.map(lambda *leaves: np.concatenate(leaves)[: source.num_examples], *parts))
+        return found
+
+    return _by_member(sweep, sums, 1, with_data=True)
 
 
 def _laid_out(group: RestoredGroup) -> tuple[engine.Shape, engine.Population, list[Any]]:

@@ -19,7 +19,7 @@ from jaxnn.sweeps import _members
 from jaxnn.sweeps._backtest import BackTest, backtest
 from jaxnn.sweeps._importance import Importance, field_importance, warned
 from jaxnn.sweeps._members import LOST, SEED, GroupRow, Groups, Member, count_by_status, show, show_field, show_point
-from jaxnn.sweeps._restored import evaluate_members, predict_members
+from jaxnn.sweeps._restored import evaluate_members, predict_members, sums_by_example
 from jaxnn.tasks import check_direction, direction_of
 from jaxnn.types import ConfigError, Direction, Experiment, RecordError, suggest
 
@@ -399,6 +399,13 @@ class Sweep:
             RecordError: the data are not those that the sweep was trained on, or as `Sweep.run`.
         """
         return evaluate_members(self, split, devices)
+
+    def example_sums(self, split: str = "test") -> list[dict[str, np.ndarray]]:
+        """Returns what `Task.evaluate` makes of each example alone, ``[examples, ...]`` by name, for each member.
+
+        ``accuracy`` is then 1 for an example that is right. Errors and NaN are as in `evaluate`.
+        """
+        return sums_by_example(self, split)
 
     def backtest(
         self,
