@@ -2,12 +2,14 @@
 
 from jaxnn.decisions._decide import DecideOptions, DecisionInterrupted, decide
 from jaxnn.decisions._decision import Decision, Pair
+from jaxnn.decisions._deviations import Deviation, jackknife, rounded
 from jaxnn.decisions._spread import VarianceReport, VarianceSource, spread
 
 __all__ = [
     "DecideOptions",
     "Decision",
     "DecisionInterrupted",
+    "Deviation",
     "Pair",
     "VarianceReport",
     "VarianceSource",
