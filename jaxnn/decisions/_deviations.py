@@ -33,8 +33,9 @@ class Deviation:
     def of_values(cls, values: np.ndarray, stream: int = 0) -> Self:
         """Returns the standard deviation of ``values [n]``, with n - 1 degrees of freedom, and its chi-square interval.
 
-        The interval is exact for normally distributed values, and too narrow for heavy tails. Deviations of different
-        samples need different ``stream`` numbers, so that their draws are independent.
+        The interval is exact for normally distributed values, and too narrow for heavy tails: of 16 values with
+        Student's t distribution of 5 degrees of freedom it holds the truth in 85 % of all cases. Deviations of
+        different samples need different ``stream`` numbers, so that their draws are independent.
         """
         from scipy.special import chdtri  # type: ignore[import-untyped]
 
@@ -52,14 +53,17 @@ class Deviation:
         """Returns the standard error of a metric over examples, from the ``influence [members, examples]`` of each.
 
         Squares are averaged over members. The interval takes the logarithm of the variance for normal, with an error
-        that the fourth moments give: for some tens of examples or more that are not all alike.
+        that the fourth moments give. It is too narrow for accuracies with fewer than about ten errors, and for skewed
+        losses of fewer than about a thousand examples: it holds 92 and 88 % for 3 errors, and for 100 exponential
+        losses.
         """
         squares = (influence**2).mean(axis=0)
         count, mean = len(squares), float(squares.mean())
         if not mean > 0:
             return cls(0.0, (math.nan, math.nan), np.zeros(DRAWS))
         variance = (count - 1) * mean
-        error = float(squares.std()) / (mean * math.sqrt(count))
+        # The second term is of the next order: for accuracies near one half the first is 0.
+        error = math.sqrt(float(squares.var()) / mean**2 / count + 2 / count**2)
         low, high = (math.sqrt(variance) * math.exp(sign * 1.96 * error / 2) for sign in (-1, 1))
         normal = np.random.default_rng(stream).standard_normal(DRAWS)
         return cls(math.sqrt(variance), (low, high), variance * np.exp(error * normal))

@@ -164,7 +164,6 @@ def spread(
     one run, test set included   0...                               100 %
     dropout and augmentation: test_accuracy is equal in all 4 members, as if nothing used these random numbers.
     One run's test_accuracy means something to ± 0...: 0... (mean 0...).
-    ...
 
     Args:
         experiment: what is trained.

@@ -110,6 +110,8 @@ def test_members_without_a_result_and_sources_that_do_not_vary_are_said():
     lost = found.left_out["diverged"]
     assert 0 < lost == sum(member.status == "diverged" for member in found.sweep.members)
     assert f"Left out: {lost} diverged" in repr(found)
+    assert sum(len(source.values) for source in found.sources.values()) == 3 * NUM - lost
+    assert all(0 < value < 10 for source in found.sources.values() for value in source.values)
     assert "order of the data: order='shared' gives all members one order" in repr(found)
 
 
@@ -137,6 +139,9 @@ def test_intervals_hold_the_truth_in_95_of_100_cases():
         total = decisions.Deviation.together(runs, decisions.Deviation.of_mean(40 * influence[None], 2))
         found = part.interval, test.interval, part.share_of(total)[1:], runs.share_of(total)[1:]
         right += [low <= value <= high for (low, high), value in zip(found, truth, strict=True)]
+    np.testing.assert_allclose(
+        decisions.Deviation.of_values(np.array([-1, 1] * 8) / math.sqrt(16 / 15)).interval, (0.7387, 1.5477), 1e-4
+    )
     assert np.all((right / repeats > 0.93) & (right / repeats < 0.97)), right / repeats
 
 
