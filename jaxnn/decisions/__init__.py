@@ -2,8 +2,8 @@
 
 from jaxnn.decisions._decide import DecideOptions, DecisionInterrupted, decide
 from jaxnn.decisions._decision import Decision, Pair
-from jaxnn.decisions._deviations import Deviation, jackknife, rounded
-from jaxnn.decisions._spread import VarianceReport, VarianceSource, spread
+from jaxnn.decisions._deviations import Deviation, VarianceSource, jackknife, rounded
+from jaxnn.decisions._spread import VarianceReport, spread
 
 __all__ = [
     "DecideOptions",

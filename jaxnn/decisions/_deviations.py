@@ -90,6 +90,25 @@ class Deviation:
         return self.value**2 / total.value**2, float(low), float(high)
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
+class VarianceSource:
+    """One source of a metric's variance.
+
+    Attributes:
+        name: such as ``"order of the data"``.
+        values: the metric of each member in which this source alone varies; empty for the test set.
+        deviation: their standard deviation and its interval.
+        share: of the variance of one run, its test set included, and the ends of its interval; NaN if not known.
+        note: why a number is not known or 0; empty if there is nothing to say.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    deviation: Deviation
+    share: tuple[float, float, float] = (math.nan, math.nan, math.nan)
+    note: str = ""
+
+
 def jackknife(sums: Mapping[str, np.ndarray], metric: Callable[[dict[str, Any]], float]) -> tuple[float, np.ndarray]:
     """Returns a metric of all examples, and by how much it changes without each block of them, ``[blocks]``.
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxnn import engine
 from jaxnn._fields import PURPOSES, check_config, seed_for, with_changes
 from jaxnn._text import Table, short_path
-from jaxnn.decisions._deviations import Deviation, jackknife, rounded
+from jaxnn.decisions._deviations import Deviation, VarianceSource, jackknife, rounded
 from jaxnn.search import zip as zip_values
 from jaxnn.sweeps import Sweep, SweepOptions, sweep
 from jaxnn.tasks import derived_metrics
@@ -29,25 +29,6 @@ WHOLE_RUNS = "whole runs"
 MOST_STATES = 4  # whose examples are evaluated one by one
 SAME = 1e-3  # the relative difference of a metric by single examples from one by batches
 SHARED_ORDER = "order='shared' gives all members one order"
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class VarianceSource:
-    """One source of a metric's variance.
-
-    Attributes:
-        name: such as ``"order of the data"``.
-        values: the metric of each member in which this source alone varies; empty for the test set.
-        deviation: their standard deviation and its interval.
-        share: of the variance of one run, its test set included, and the ends of its interval; NaN if not known.
-        note: why a number is not known or 0; empty if there is nothing to say.
-    """
-
-    name: str
-    values: tuple[float, ...]
-    deviation: Deviation
-    share: tuple[float, float, float] = (math.nan, math.nan, math.nan)
-    note: str = ""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -110,7 +91,8 @@ class VarianceReport:
         """Returns a matplotlib figure: the metric of each member by source, and the standard deviations."""
         from jaxnn.decisions._spread_figure import draw_spread
 
-        return draw_spread(self)
+        title = f"What makes {self.metric} vary: {self.rounded} ± {self.total.value:.2g}"
+        return draw_spread(self.rows(), self.metric, self.mean, title)
 
     def __repr__(self) -> str:
         return repr(self.table())

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxnn._fields import SEEDS, check_config, with_fields
+from jaxnn._fields import PURPOSES, SEEDS, check_config, seed_field, with_fields
 from jaxnn._json import config_json, leaf_fields
 from jaxnn.data import steps_per_epoch, without_data
 from jaxnn.engine import MemberLog, Members, check_data, check_parts, make_init, make_step
@@ -157,7 +157,8 @@ def plan_groups(
     traced = [name for name in varying if all(traces(name, member.point[name]) for member in runnable)]
     found: list[tuple[list[PlannedMember], list[str]]] = []
     # The training loop reads these.
-    read = {"batch_size", "num_steps", *SEEDS}
+    configs = [member.experiment.config for member in runnable]
+    read = {"batch_size", "num_steps", *(seed_field(config, purpose) for config in configs for purpose in PURPOSES)}
     for together in _split(runnable, [name for name in names if name not in traced]):
         _check(together, traced, load, read)
         if valid := [member for member in together if member.unfinished]:

@@ -47,6 +47,8 @@ def test_a_seed_of_a_purpose_takes_that_part_of_the_seed(tmp_path):
     assert len(set(finals)) == len(finals)
 
 
-def test_wrong_seeds_are_refused():
+def test_wrong_seeds_are_refused_and_one_that_decides_nothing_is_warned_of():
     with pytest.raises(ConfigError, match=r"order_seed must be an integer >= 0, not -1"):
         tiny.fit(noisy(order_seed=-1))
+    with pytest.warns(UserWarning, match="nothing reads the swept field 'seed'"):
+        jn.sweep(noisy(init_seed=1, order_seed=1, step_seed=1), jn.grid(seed=[0, 1]), plan_only=True, **tiny.MEMBERS)
