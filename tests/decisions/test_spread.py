@@ -125,24 +125,23 @@ def test_a_wrong_request_is_refused_before_training():
 
 
 def test_intervals_hold_the_truth_in_95_of_100_cases():
-    """Deviations of few normal values, errors of accuracies, and shares of both."""
-    draws, right, repeats = np.random.default_rng(0), np.zeros(4), 2_000
-    init, whole, accuracy, examples = 0.6, 1.0, 0.9, 300
-    error = math.sqrt(accuracy * (1 - accuracy) / examples)
-    truth = init, error, init**2 / (whole**2 + (error * 40) ** 2), whole**2 / (whole**2 + (error * 40) ** 2)
+    """Deviations of few normal values, errors of accuracies, both together, and shares."""
+    draws, repeats, accuracy, examples = np.random.default_rng(0), 1_000, 0.9, 300
+    error, part, whole = math.sqrt(accuracy * (1 - accuracy) / examples), 0.01, 0.02
+    total = math.hypot(whole, error)
+    truth = part, error, total, (part / total) ** 2, (whole / total) ** 2
+    right = np.zeros(len(truth))
     for _ in range(repeats):
-        part = decisions.Deviation.of_values(init * draws.standard_normal(8), 0)
+        init = decisions.Deviation.of_values(part * draws.standard_normal(8), 0)
         runs = decisions.Deviation.of_values(whole * draws.standard_normal(16), 1)
-        hits = (draws.random((1, examples)) < accuracy).astype(float)
-        _, influence = decisions.jackknife({"hit": hits[0], "count": np.ones(examples)}, lambda means: means["hit"])
-        test = decisions.Deviation.of_mean(influence[None], 2)
-        total = decisions.Deviation.together(runs, decisions.Deviation.of_mean(40 * influence[None], 2))
-        found = part.interval, test.interval, part.share_of(total)[1:], runs.share_of(total)[1:]
+        sums = {"hit": draws.random(examples) < accuracy, "count": np.ones(examples)}
+        test = decisions.Deviation.of_mean(decisions.jackknife(sums, lambda means: means["hit"])[1][None], 2)
+        one = decisions.Deviation.together(runs, test)
+        found = init.interval, test.interval, one.interval, init.share_of(one)[1:], runs.share_of(one)[1:]
         right += [low <= value <= high for (low, high), value in zip(found, truth, strict=True)]
-    np.testing.assert_allclose(
-        decisions.Deviation.of_values(np.array([-1, 1] * 8) / math.sqrt(16 / 15)).interval, (0.7387, 1.5477), 1e-4
-    )
     assert np.all((right / repeats > 0.93) & (right / repeats < 0.97)), right / repeats
+    known = decisions.Deviation.of_values(np.array([-1.0, 1.0] * 8) / math.sqrt(16 / 15))
+    np.testing.assert_allclose(known.interval, (0.7387, 1.5477), rtol=1e-4)
 
 
 @pytest.mark.parametrize(
