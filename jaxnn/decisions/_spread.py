@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 WHOLE = "whole"
 WHOLE_RUNS = "whole runs"
 MOST_STATES = 4  # whose examples are evaluated one by one
+MOST_SHARE = 9.99  # that is shown: of few members the ends of intervals may be far
 SAME = 1e-3  # the relative difference of a metric by single examples from one by batches
 SHARED_ORDER = "order='shared' gives all members one order"
 
@@ -105,13 +106,13 @@ def _cells(source: VarianceSource) -> list[str]:
     deviation, (low, high), (share, least, most) = source.deviation.value, source.deviation.interval, source.share
     known = "–" if math.isnan(deviation) else f"{deviation:.2g}"
     interval = "–" if math.isnan(low) else f"{low:.2g} to {high:.2g}"
-    part = "–" if math.isnan(share) else f"{100 * share:.0f} %"
-    return [
-        source.name,
-        known,
-        interval,
-        part + ("" if math.isnan(least) else f" ({100 * least:.0f} to {100 * most:.0f})"),
-    ]
+    part = "–" if math.isnan(share) else f"{_percent(share)} %"
+    part += "" if math.isnan(least) else f" ({_percent(least)} to {_percent(most)})"
+    return [source.name, known, interval, part]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}" if share < MOST_SHARE else f">{100 * MOST_SHARE:.0f}"
 
 
 def spread(
@@ -131,7 +132,8 @@ def spread(
     one. What ``data`` or ``task`` make of ``config.seed`` themselves is fixed too.
 
     The test set is a source too: on other examples the metric would differ by the standard error of its mean, which
-    the jackknife finds over examples of whole runs, at most four. Intervals of standard deviations are by chi-square:
+    the jackknife finds over examples of whole runs, at most four. It takes examples for independent, which windows of
+    one text are not quite. Intervals of standard deviations are by chi-square:
     exact for normally distributed values, too narrow for heavy tails, such as those of runs that rarely fail. Shares
     are of the variance of one run on a test set drawn anew, whole runs plus test set; their intervals are fiducial
     (Weerahandi 1993). Sources overlap in training that is chaotic: then shares add up to more than that of whole runs.
