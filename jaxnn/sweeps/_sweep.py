@@ -270,8 +270,7 @@ class Sweep:
             by: names of config fields; default: all that were swept but the seed.
             metric: one metric; default: all.
         """
-        if by is None:
-            by = [axis.name for axis in self._free_axes]
+        by = [axis.name for axis in self._free_axes] if by is None else by
         names = (by,) if isinstance(by, str) else tuple(by)
         known = self.members[0].fields if self.members else names
         for name in names:
@@ -440,7 +439,6 @@ class Sweep:
         """Returns at most ``limit`` members, best by ``metric`` first: points, status, step and metrics, and errors.
 
         They are in the order of their numbers if it is not known whether less or more of it is better.
-
         Complete members are before those that were cut short, and these before those that diverged or failed. The
         default is the monitored metric.
 
