@@ -21,7 +21,7 @@ from jaxnn.decisions._ledger import Ledger
 from jaxnn.decisions._sides import Side
 from jaxnn.sweeps import SweepOptions, show_field
 from jaxnn.tasks import check_direction
-from jaxnn.types import ConfigError, Experiment, TrainingError, suggest
+from jaxnn.types import ConfigError, Experiment, TrainingError
 
 FIRST, GROWTH, MULTIPLE = 8, 1.5, 4  # pairs of the first look, the growth to the next, and what their number divides
 _ASKED = ("metric", "alpha", "min_effect", "test", "session", "direction")  # options that make another decision
@@ -163,19 +163,15 @@ def _decided(a: Experiment[Any], b: Experiment[Any], options: DecideOptions, fol
 
 
 def _sides(a: Experiment[Any], b: Experiment[Any], options: DecideOptions, folder: Path) -> tuple[Side, Side]:
-    """A and B with the members that are recorded of them; ConfigError if they are the same, or lack the metric."""
+    """A and B with the members that are recorded of them; ConfigError if they are the same."""
     names = {field.name for field in dataclasses.fields(SweepOptions)} - {"run_dir", "budget", *_OWN}
     given = {name: value for name, value in options.explicit().items() if name in names}
     if not given.keys() & {"eval_every", "patience", "stop"}:
         given["eval_every"] = 0  # what is compared is the value at the end
     how = with_changes(SweepOptions(), {**given, "record": True, "progress": "none"})
-    left, right = (Side(one, how, folder) for one in (a, b))
+    left, right = (Side(one, how, folder, options.metric) for one in (a, b))
     if left.key == right.key:
         raise ConfigError("A and B are the same: their configs, data and programs are equal.")
-    for name, side in (("A", left), ("B", right)):
-        if options.metric is not None and options.metric not in side.metrics:
-            meant = suggest(options.metric, side.metrics)
-            raise ConfigError(f"metric is {options.metric!r}, which {name} has not: {meant}.")
     return left, right
 
 

@@ -18,7 +18,15 @@ from jaxnn._json import config_json, json_line
 from jaxnn.record import RECORD_FILE, RecordReader
 from jaxnn.search import Points, grid
 from jaxnn.sweeps import Member, Sweep, SweepOptions, open_sweep, sweep
-from jaxnn.types import Experiment
+from jaxnn.types import ConfigError, Experiment, suggest
+
+
+def check_metric(metric: str | None, programs: engine.Programs) -> None:
+    """Raises ConfigError unless members will report ``metric``, or it is None."""
+    known = [f"{split}_{name}" for split in programs.splits.evaluated for name in programs.derived]
+    known += [f"train_{name}" for name in programs.metrics]
+    if metric is not None and metric not in known:
+        raise ConfigError(f"members will have no metric {metric!r}: {suggest(metric, known)}.")
 
 
 @dataclasses.dataclass
@@ -28,6 +36,7 @@ class Side:
     experiment: Experiment[Any]
     options: SweepOptions  # of its sweeps
     parent: Path  # the folder of all sides
+    metric: str | None  # that its members have to report
     members: dict[int, Member] = dataclasses.field(default_factory=dict)
     sweep: Sweep | None = None  # the last one, which knows the metrics
     seconds: float = 0.0  # of training now
@@ -43,10 +52,7 @@ class Side:
         """A digest of the config but for the seed, of data and programs, and of the options that decide results."""
         experiment = self.experiment.replace(seed=0)
         programs = engine.programs_of(experiment, engine.load_data(experiment))
-        evaluated = [(split, programs.derived) for split in programs.splits.evaluated]
-        self.metrics = [
-            f"{split}_{name}" for split, names in [*evaluated, ("train", programs.metrics)] for name in names
-        ]
+        check_metric(self.metric, programs)
         self.prints, self.shapes = programs.fingerprint(), jax.tree.map(lambda one: one.shape, programs.shapes.params)
         config = {name: value for name, value in config_json(experiment.config).items() if name != "seed"}
         options = SweepOptions.deciding(self.options.recorded())

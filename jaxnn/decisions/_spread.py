@@ -16,10 +16,11 @@ from jaxnn import engine
 from jaxnn._fields import PURPOSES, check_config, seed_for, with_changes
 from jaxnn._text import Table, short_path
 from jaxnn.decisions._deviations import Deviation, VarianceSource, jackknife, rounded
+from jaxnn.decisions._sides import check_metric
 from jaxnn.search import zip as zip_values
 from jaxnn.sweeps import Sweep, SweepOptions, sweep
 from jaxnn.tasks import derived_metrics
-from jaxnn.types import ConfigError, DataError, Experiment, RecordError, TrainingError, check_int, suggest
+from jaxnn.types import ConfigError, DataError, Experiment, RecordError, TrainingError, check_int
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -166,8 +167,7 @@ def spread(
     if options.plan_only or options.shard is not None:
         raise ConfigError("spread needs all members: leave plan_only and shard at their defaults.")
     check_config(experiment.config)
-    if metric is not None:
-        _check_metric(experiment, metric)
+    check_metric(metric, engine.programs_of(experiment, engine.load_data(experiment), resident=False))
     seeded = _with_seeds(experiment)
     purposes = [purpose for purpose in PURPOSES if purpose != "order" or options.order != "shared"]
     points = _points(seeded.config, purposes, num)
@@ -181,16 +181,6 @@ def spread(
             raise TrainingError(f"training for spread was interrupted{where}.")
         report = _reported(swept, swept.check_metric(metric), purposes, num)
         return report if kept else dataclasses.replace(report, sweep=dataclasses.replace(swept, dir=None))
-
-
-def _check_metric(experiment: Experiment[Any], metric: str) -> None:
-    """Raises ConfigError unless members of a sweep will report ``metric``; traces a step, and compiles nothing."""
-    splits = engine.load_data(experiment)
-    programs = engine.programs_of(experiment, splits, resident=False)
-    known = [f"train_{name}" for name in programs.metrics]
-    known += [f"{split}_{name}" for split in splits.evaluated for name in programs.derived]
-    if metric not in known:
-        raise ConfigError(f"members will have no metric {metric!r}: {suggest(metric, known)}.")
 
 
 def _with_seeds(experiment: Experiment[Any]) -> Experiment[Any]:
