@@ -16,6 +16,7 @@ from jaxnn._json import jsonable, leaf_fields
 from jaxnn._signals import RESUMABLE
 from jaxnn._text import say_error
 from jaxnn.cli._flags import field_value, parse_run
+from jaxnn.cli._process import use_all_cores
 from jaxnn.decisions import DecideOptions, Decision, DecisionInterrupted, decide
 from jaxnn.engine import RunOptions
 from jaxnn.types import ConfigError, Experiment, JaxnnError, suggest
@@ -37,6 +38,7 @@ def decide_command(
 
     B is the ``other`` experiment, or A with the fields of the flags.
     """
+    use_all_cores()
     with _apart_from_verdicts():
         _, options = _parsed(experiment, arguments, defaults)
         base = with_both(experiment, options.both)

@@ -10,6 +10,7 @@ import pytest
 import jaxnn as jn
 from jaxnn.cli import command
 from jaxnn.decisions import Decision, DecisionInterrupted
+from jaxnn.observe import cpu_count
 from jaxnn.types import ConfigError, TrainingError
 from tests import shell, tiny
 
@@ -160,3 +161,14 @@ def test_the_shell_exits_with_the_verdict(tmp_path, capsys, monkeypatch):
     assert "are the same" in shell.fails(capsys, command, "decide", base, same, *words, status=4)
     assert "did you mean" in shell.fails(capsys, command, "decide", base, "--both", "learnin_rate=1", status=4)
     shell.fails(capsys, command, "decide", base, slow, "--alpha", "x", status=4)
+
+
+@pytest.mark.slow
+def test_the_shell_decides_on_all_cores():
+    script = (
+        "import jax, jaxnn as jn\nfrom tests import tiny\n"
+        "try: jn.main(tiny.experiment(), ['decide', '--learning-rate', '0.2', '--metric', 'none'])\n"
+        "except SystemExit as error: print(error.code, jax.device_count())\n"
+    )
+    done = shell.python("-c", script)
+    assert done.stdout.split() == ["4", str(min(cpu_count(), 16))], done.stderr
