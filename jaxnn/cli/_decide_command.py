@@ -43,6 +43,7 @@ def decide_command(
         _, options = _parsed(experiment, arguments, defaults)
         base = with_both(experiment, options.both)
         changed, options = _parsed(base, arguments, defaults)
+        base = base.replace(seed=changed.config.seed)  # the first seed of both
         if other is None:
             found = decide(base, changed, None, options)
         elif changed.config != base.config:

@@ -156,8 +156,11 @@ def test_the_shell_exits_with_the_verdict(tmp_path, capsys, monkeypatch):
         command(["decide", base, slow, *words, "--json", "--picture", "d.png"])
     found = json.loads(capsys.readouterr().out)
     assert caught.value.code == 1 and found["verdict"] == "discard" and (tmp_path / "d.png").stat().st_size > 1000
-    command(["decide", base, "--both", "learning_rate=0.01", "--learning-rate", "0.1", *words])
-    assert capsys.readouterr().out.startswith("keep: B is better")
+    command(
+        ["decide", base, "--both", "learning_rate=0.003", "--learning-rate", "0.3", "--seed", "7", *words, "--json"]
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["verdict"] == "keep" and found["pairs"][0]["seed"] == 7
     assert "are the same" in shell.fails(capsys, command, "decide", base, same, *words, status=4)
     assert "did you mean" in shell.fails(capsys, command, "decide", base, "--both", "learnin_rate=1", status=4)
     shell.fails(capsys, command, "decide", base, slow, "--alpha", "x", status=4)
