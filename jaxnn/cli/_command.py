@@ -21,6 +21,7 @@ from jaxnn.cli._decide_command import decide_command
 from jaxnn.cli._flags import given, only_compile
 from jaxnn.cli._process import enable_compile_cache, exit_on_user_error
 from jaxnn.cli._script import main
+from jaxnn.decisions import Decision, has_decisions, read_decisions
 from jaxnn.observe import describe_devices, known_faults, missing_gpu
 from jaxnn.record import RecordReader
 from jaxnn.run import open_run
@@ -80,8 +81,11 @@ def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
     paths = RecordReader.below(directory)
     if not paths:
         raise RecordError(f"no runs below {directory}: run an experiment first, or name another directory.")
-    rows = []
-    for path in paths:
+    # Members of decisions are many, and shown as one.
+    parents = {path: path.parents[1] for path in paths if len(path.parents) > 1}
+    decided = dict.fromkeys(folder for folder in parents.values() if has_decisions(folder))
+    rows = [(str(folder), f"{len(read_decisions(folder))} decisions", "", "", "") for folder in decided]
+    for path in (path for path in paths if parents.get(path) not in decided):
         try:
             rows.append((str(path), *_listed(path)))
         except (JaxnnError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -113,9 +117,13 @@ def show(run: tyro.conf.Positional[Path], /, *, member: int | None = None) -> No
     """Shows a run's config, options, time and result, or a sweep's results: jaxnn show runs/digits_mlp/….
 
     Args:
-        run: the directory of a run or a sweep.
+        run: the directory of a run or a sweep, or a folder of decisions.
         member: the number of a member of the sweep, which is shown as a run.
     """
+    if has_decisions(run):
+        header = "verdict", "B against A", "metric", "difference", "interval", "level", "pairs", "session"
+        print(printable(text_table(map(_decision_row, read_decisions(run)), header)))
+        return
     record = RecordReader(run)
     if member is None and record.is_sweep:
         sweep = sweeps.open_sweep(run)
@@ -136,6 +144,12 @@ def show(run: tyro.conf.Positional[Path], /, *, member: int | None = None) -> No
     for name, value in shown.items():
         if value is not None:
             print(f"{name:<15} {_brief(value)}")
+
+
+def _decision_row(found: Decision) -> tuple[str, ...]:
+    (low, high), names = found.interval, f"{found.names[1]} against {found.names[0]}"
+    numbers = f"{found.difference:+.4g}", f"{low:+.4g} to {high:+.4g}", f"{100 * (1 - found.level):.4g} %"
+    return found.verdict, names, found.metric, *numbers, str(len(found.pairs)), found.session or ""
 
 
 def plot(

@@ -1,7 +1,7 @@
 """Decisions between experiments: sequential tests on pairs of seeds, their ledger, and what makes a metric vary."""
 
 from jaxnn.decisions._decide import DecideOptions, DecisionInterrupted, decide
-from jaxnn.decisions._decision import Decision, Pair
+from jaxnn.decisions._decision import Decision, Pair, has_decisions, read_decisions
 from jaxnn.decisions._deviations import Deviation, VarianceSource, jackknife, rounded
 from jaxnn.decisions._spread import VarianceReport, spread
 
@@ -14,5 +14,7 @@ __all__ = [
     "VarianceReport",
     "VarianceSource",
     "decide",
+    "has_decisions",
+    "read_decisions",
     "spread",
 ]

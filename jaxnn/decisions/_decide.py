@@ -247,5 +247,5 @@ def _pairing(a: Side, b: Side) -> str:
     elif a.shapes == b.shapes:
         start = "the same random numbers for initial parameters"
     else:
-        start = "initial parameters of its own shapes"
-    return f"{start} and {'the same batches' if a.prints['batches'] == b.prints['batches'] else 'batches of its own'}"
+        start = "initial parameters of other shapes"
+    return f"{start} and {'the same batches' if a.prints['batches'] == b.prints['batches'] else 'other batches'}"

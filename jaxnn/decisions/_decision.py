@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxnn._statistics import Evidence, rank_evidence, t_evidence
 from jaxnn._text import short_path
-from jaxnn.decisions._ledger import Ledger
+from jaxnn.decisions._ledger import FILE, Ledger
 from jaxnn.types import Direction
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ DISCARD: Verdict = "discard"
 NO_DIFFERENCE: Verdict = "no difference"
 UNDECIDED: Verdict = "undecided"
 EXIT_CODES: dict[Verdict, int] = {KEEP: 0, DISCARD: 1, NO_DIFFERENCE: 2, UNDECIDED: 3}
-MUCH = 10.0  # evidence of one test that the other one, with less than 1, does not have
+SKEWED = 3.0  # standard errors of the skewness of symmetric differences
 
 
 class Pair(NamedTuple):
@@ -140,6 +140,15 @@ class Decision:
         a, b = (np.array([pair[side] for pair in self.pairs]) for side in (1, 2))
         return float((a.var(ddof=1) + b.var(ddof=1)) / max(self.differences.var(ddof=1), np.finfo(float).tiny))
 
+    @property
+    def skewness(self) -> float:
+        """The skewness of the differences in standard errors of symmetric, normal ones; NaN for fewer than three."""
+        values = self.differences - self.differences.mean()
+        if (n := len(values)) < 3 or not (deviation := float(values.std())):
+            return math.nan
+        error = math.sqrt(6 * n * (n - 1) / ((n - 2) * (n + 1) * (n + 3)))
+        return float((values**3).mean()) / deviation**3 / error
+
     def judged(self) -> tuple[Verdict, str]:
         """The verdict of the evidence, and why it is undecided although the evidence suffices, or an empty text."""
         low, high = self.interval
@@ -169,16 +178,23 @@ class Decision:
         """Its content, and the evidence after each pair."""
         about = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         low, high = self.interval
-        about |= {"difference": self.difference, "interval": [low, high], "pairing_gain": self.pairing_gain}
+        about |= {
+            "skewness": self.skewness,
+            "difference": self.difference,
+            "interval": [low, high],
+            "pairing_gain": self.pairing_gain,
+        }
         path = {name: values.tolist() for name, values in self.evidence._asdict().items()}
         return {**about, "pairs": [pair._asdict() for pair in self.pairs], "evidence": path}
 
     def __repr__(self) -> str:
         low, high = self.interval
-        known = "B is better, by less than" if (low > 0) == (self.better == "max") else "B is worse, by less than"
-        small = f"{known if low > 0 or high < 0 else 'none above'} {self.min_effect}"
-        words = {KEEP: "B is better", DISCARD: "B is worse", NO_DIFFERENCE: small}
-        lines = [f"{self.verdict}: {words.get(self.verdict, self.why)}"]
+        lines = [f"{self.verdict}: {self.why}"]
+        if self.verdict == NO_DIFFERENCE:
+            less = f": B is {'better' if (low > 0) == (self.better == 'max') else 'worse'}, by less"
+            lines = [f"{self.verdict} above {self.min_effect}{less if low > 0 or high < 0 else ''}"]
+        elif self.verdict != UNDECIDED:
+            lines = [f"{self.verdict}: B is {'better' if self.verdict == KEEP else 'worse'}"]
         lines += [f"{name}  {text}" for name, text in zip("AB", self.names, strict=True)]
         a, b = (float(np.mean([pair[side] for pair in self.pairs])) for side in (1, 2))
         count = len(self.pairs)
@@ -195,6 +211,8 @@ class Decision:
         beside = float(self.evidence_by(other).log.max())
         name = "By signs and ranks" if other == "ranks" else "By the t statistic"
         lines.append(f"{name} the evidence is {_size(beside)}.")
+        if abs(self.skewness) > SKEWED:
+            lines.append("The differences are skewed, and both tests are for symmetric ones: look at them in `pairs`.")
         if any(self.lost):
             lines.append(f"Left out: {self.lost[0]} members of A and {self.lost[1]} of B diverged or failed.")
         lines.append(self._about_others())
@@ -224,3 +242,14 @@ class Decision:
 def _size(log: float) -> str:
     """An e-value as text."""
     return f"{math.exp(log):.3g}" if log < 25 else f"1e{log / math.log(10):.0f}"
+
+
+def read_decisions(folder: Path) -> list[Decision]:
+    """Returns the decisions that are recorded in ``folder``, oldest first; of a repeated one the last."""
+    ledger = Ledger.read(folder)
+    return [Decision.of_entry(entry, folder, ledger) for entry in {one["key"]: one for one in ledger.entries}.values()]
+
+
+def has_decisions(folder: Path) -> bool:
+    """Whether decisions are recorded in ``folder``."""
+    return (folder / FILE).is_file()

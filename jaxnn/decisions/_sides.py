@@ -79,8 +79,14 @@ class Side:
         return [seed for seed in seeds if seed not in self.members]
 
     def _trained(self, points: Points | None, **where: Path) -> bool:
-        started, before = time.monotonic(), len(self.members)
-        found = sweep(self.experiment, points, with_changes(self.options, where))
+        started, before, options = time.monotonic(), len(self.members), self.options
+        if points is not None and (records := self._records()):
+            # As the first members, which chose by trials: another size would round differently.
+            group = RecordReader(records[0]).facts["groups"][0]
+            known = {"vmap_size": (group.get("vmap") or {}).get("size"), "steps_per_call": group.get("steps_per_call")}
+            given = options.explicit()
+            options = with_changes(options, {name: size for name, size in known.items() if size and name not in given})
+        found = sweep(self.experiment, points, with_changes(options, where))
         self._take(found)
         self.seconds += time.monotonic() - started
         self.trained += len(self.members) - before

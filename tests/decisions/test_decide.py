@@ -1,5 +1,6 @@
 """Decisions: verdicts, what is trained for them and what is not, sessions, interruptions, and the shell."""
 
+import dataclasses
 import json
 import math
 import os
@@ -113,6 +114,21 @@ def test_an_interrupted_decision_continues_to_the_same_one(folder, tmp_path):
     assert found.verdict == "discard" and [pair.a for pair in found.pairs] == pytest.approx(
         [pair.a for pair in decide(folder).pairs], rel=1e-6
     )
+
+
+def test_folders_of_decisions_are_listed_and_shown(folder, capsys):
+    command(["runs", str(folder)])
+    listed = capsys.readouterr().out
+    assert "seeds-0-7" not in listed and "decisions" in listed
+    command(["show", str(folder)])
+    shown = capsys.readouterr().out
+    assert "learning_rate 0.01 against learning_rate 0.1" in shown and "discard" in shown
+
+
+def test_skewed_differences_are_named(folder):
+    found = decide(folder)
+    pairs = tuple(one._replace(b=one.a + (0.01 if one.seed else 1.0)) for one in found.pairs)
+    assert "skewed" in repr(dataclasses.replace(found, pairs=pairs)) and "skewed" not in repr(found)
 
 
 def test_a_torn_line_of_the_ledger_does_not_count(tmp_path):
