@@ -56,6 +56,7 @@ class Decision:
         session: its name, or None.
         number: the place of the decision among those of its session, or of no session, from 1.
         kept: how many of them have the verdict keep.
+        errors: the most wrong verdicts that are expected among them: the sum of their levels.
         time: when it was made.
         key: identifies it in the ledger.
         folder: where members and ledger are; None if nothing was recorded.
@@ -77,6 +78,7 @@ class Decision:
     session: str | None
     number: int
     kept: int
+    errors: float
     time: str
     key: str
     folder: Path | None
@@ -88,6 +90,7 @@ class Decision:
         others = ledger.session(entry["session"])
         places = [one["key"] for one in others]
         number = 1 + (places.index(entry["key"]) if entry["key"] in places else len(places))
+        known = [*others, *([entry] if entry["key"] not in places else [])]
         names = "why alpha level min_effect session time key test pairing verdict".split()
         return cls(
             **{name: entry[name] for name in names},
@@ -98,6 +101,7 @@ class Decision:
             lost=tuple(entry["lost"]),
             number=number,
             kept=sum(one["verdict"] == KEEP for one in others),
+            errors=sum(one["level"] for one in known),
             folder=folder,
         )
 
@@ -225,12 +229,10 @@ class Decision:
                 "of the kept ones are expected to be false (e-LOND)."
             )
         known = f", answered from {short_path(self.folder)}" if self.repeated and self.folder is not None else ""
-        if self.number == 1:
-            return f"Error rate {100 * self.alpha:g} %{known}."
-        return (
-            f"Error rate {100 * self.alpha:g} % each{known}: of the {self.number} decisions here up to "
-            f"{self.number * self.alpha:.2g} may be wrong; a session bounds their share."
-        )
+        text = f"Error rate {100 * self.alpha:g} %{known}."
+        if self.errors > self.level:
+            text += f" All decisions here together: up to {self.errors:.2g} wrong ones; a session bounds their share."
+        return text
 
     def plot(self) -> Figure:
         """Draws the evidence and the interval against the number of pairs."""
