@@ -86,13 +86,16 @@ def t_evidence(differences: ArrayLike, alpha: float, scale: float = 0.0) -> Evid
     invariance and anytime-valid testing"; Wang and Ramdas 2025, "Anytime-valid t-tests and confidence sequences for
     Gaussian means with unknown variance"). There is none before six pairs, as in `mean_interval`. Heavier tails than
     normal ones make it weaker, not wrong; skewed differences make it wrong. Deviations below a millionth of ``scale``
-    are rounding.
+    are rounding, and differences that are equal so far are judged by `rank_evidence`.
     """
     values = np.asarray(differences, float)
     n = np.arange(1, len(values) + 1)
     mean = np.cumsum(values) / n
     least = n * (ROUNDING * np.maximum(scale, np.abs(mean))) ** 2
-    squares = np.maximum(np.cumsum(values**2) - n * mean**2, least)
+    squares = np.cumsum(values**2) - n * mean**2
+    # Equal differences say nothing of the deviation: then their signs decide.
+    equal = (squares <= least) & (n > 1)
+    squares = np.maximum(squares, least)
     ratio = n * mean**2 / np.maximum(squares, np.finfo(float).tiny)
     more = 1 + n * PRIOR
     log = n / 2 * (np.log1p(ratio) - np.log1p(ratio / more)) - np.log(more) / 2
@@ -100,11 +103,12 @@ def t_evidence(differences: ArrayLike, alpha: float, scale: float = 0.0) -> Evid
     with np.errstate(divide="ignore", invalid="ignore"):
         half = np.sqrt(np.where(wide < more, squares / n * (wide - 1) / (1 - wide / more), math.inf))
     early = n < ENOUGH_EQUAL
-    return _path(np.where(early, 0, log), np.where(early, math.inf, half), mean)
-
-
-def _path(log: np.ndarray, half: np.ndarray, centre: np.ndarray) -> Evidence:
-    return Evidence(log, np.maximum.accumulate(centre - half), np.minimum.accumulate(centre + half))
+    log, half = np.where(early, 0, log), np.where(early, math.inf, half)
+    low, high = mean - half, mean + half
+    if equal.any():
+        pairs = zip(rank_evidence(values, alpha), (log, low, high), strict=True)
+        log, low, high = (np.where(equal, by_ranks, by_t) for by_ranks, by_t in pairs)
+    return Evidence(log, np.maximum.accumulate(low), np.minimum.accumulate(high))
 
 
 def rank_evidence(differences: ArrayLike, alpha: float) -> Evidence:
@@ -121,20 +125,20 @@ def rank_evidence(differences: ArrayLike, alpha: float) -> Evidence:
     if not width:
         return Evidence(log, low, high)
     ends = float(values.min()) - width, float(values.max()) + width
-    centres = np.linspace(*ends, CENTRES)
     for _ in range(2):  # then more finely, about the ends that were found
+        # The differences are among the centres: if all are equal, no other centre is left.
+        centres = np.union1d(np.linspace(*ends, CENTRES), values[(values > ends[0]) & (values < ends[1])])
         kept = np.maximum.accumulate(_rank_log(values[None] - centres[:, None]), axis=1) < -math.log(alpha)
-        step = centres[1] - centres[0]
         for pair in range(len(values)):
-            inside = centres[kept[:, pair]]
-            if len(inside) and ends[0] < inside[0]:
-                low[pair] = inside[0] - step
-            if len(inside) and inside[-1] < ends[1]:
-                high[pair] = inside[-1] + step
+            inside = np.flatnonzero(kept[:, pair])
+            # The ends lie between a centre that is left and its neighbour.
+            if len(inside) and inside[0] > 0:
+                low[pair] = centres[inside[0] - 1]
+            if len(inside) and inside[-1] + 1 < len(centres):
+                high[pair] = centres[inside[-1] + 1]
         if not (math.isfinite(low[-1]) and math.isfinite(high[-1])):
             break
-        ends = low[-1] - step, high[-1] + step
-        centres = np.linspace(*ends, CENTRES)
+        ends = low[-1], high[-1]
     return Evidence(log, np.maximum.accumulate(low), np.minimum.accumulate(high))
 
 

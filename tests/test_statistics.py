@@ -51,10 +51,11 @@ def test_evidence_and_interval_agree():
     assert t_evidence(differences[:10], ALPHA).log[-1] == pytest.approx(math.log(ratio), rel=1e-4)
 
 
-def test_equal_differences_are_evidence_from_six_on():
+def test_equal_differences_are_evidence_by_their_signs():
     for values in (np.zeros(64), np.full(5, 0.1)):
-        assert t_evidence(values, ALPHA).log.max() <= 0 and not t_evidence(values, ALPHA).low[-1] > 0
-    assert t_evidence(np.full(6, 0.1), ALPHA).low[-1] > 0
+        assert t_evidence(values, ALPHA).log.max() < -math.log(ALPHA) and not t_evidence(values, ALPHA).low[-1] > 0
+    found = t_evidence(np.full(20, 0.1), ALPHA)
+    assert found.low[-1] > 0 and found.low[4] <= 0 and t_evidence(np.zeros(64), ALPHA).high[-1] == math.inf
     assert rank_evidence(np.zeros(64), ALPHA).log.max() <= 1e-9
 
 

@@ -17,7 +17,7 @@ from jaxnn._figures import draw_curves
 from jaxnn._json import final_metrics, json_line
 from jaxnn._provenance import importing
 from jaxnn._text import any_text, format_bytes, format_split, text_table
-from jaxnn.cli._decide_command import decide_command
+from jaxnn.cli._decide_command import apart_from_verdicts, decide_command
 from jaxnn.cli._flags import given, only_compile
 from jaxnn.cli._process import enable_compile_cache, exit_on_user_error
 from jaxnn.cli._script import main
@@ -36,10 +36,14 @@ def run_command(argv: Sequence[str] | None = None) -> None:
         if arguments[:1] in (["plan"], ["verify"], ["decide"]) and [*arguments, "-"][1][:1] != "-":
             if argv is None and arguments[0] == "plan":
                 only_compile(arguments)  # before the script starts JAX
-            experiment, words = experiment_of(Path(arguments[1])), arguments[2:]
-            if arguments[0] == "decide" and words and not words[0].startswith("-"):
+            words, around = arguments[2:], contextlib.nullcontext()
+            with apart_from_verdicts() if arguments[0] == "decide" else around:
+                experiment, other = experiment_of(Path(arguments[1])), None
+                if arguments[0] == "decide" and words and not words[0].startswith("-"):
+                    other = experiment_of(Path(words[0]))
+            if other is not None:
                 enable_compile_cache()
-                decide_command(experiment, words[1:], None, experiment_of(Path(words[0])))
+                decide_command(experiment, words[1:], None, other)
                 return
             # The flags are the script's own.
             main(experiment, [arguments[0], *words])

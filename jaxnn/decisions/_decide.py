@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxnn._disk import make_room
-from jaxnn._fields import option, with_changes
+from jaxnn._fields import check_config, option, with_changes, with_fields
 from jaxnn._fingerprints import text_fingerprint
 from jaxnn._json import json_line, leaf_fields
 from jaxnn._provenance import file_name_of
@@ -68,6 +68,8 @@ class DecideOptions(SweepOptions):
     def __post_init__(self) -> None:
         if given := [name for name in _OWN if getattr(self, name) != getattr(SweepOptions, name)]:
             raise ConfigError(f"{given[0]} is no option of decide, which names and continues its sweeps itself.")
+        if self.session is not None and not (self.record and self.session):
+            raise ConfigError("a session needs a name and its record: what was decided before is read from there.")
         super().__post_init__()
 
 
@@ -103,7 +105,7 @@ def decide(
         a: the baseline.
         b: the candidate, an experiment, or fields of the config of ``a`` with other values, ``{"dropout": 0.1}``.
         metric: what is compared, at the end of training; default: the monitored one.
-        options: see `DecideOptions`.
+        options: see `jaxnn.decisions.DecideOptions`.
         **changes: single options, such as ``max_seeds=128`` or ``session="augmentation"``.
 
     Raises:
@@ -119,15 +121,26 @@ def decide(
         if not isinstance(side, Experiment) and (name == "a" or not isinstance(side, Mapping)):
             wanted = "an experiment" if name == "a" else "an experiment, or a mapping of config fields"
             raise ConfigError(f"{name} is {side!r:.60}, and must be {wanted}.")
-    other = b if isinstance(b, Experiment) else a.replace(**b)
+    other = b if isinstance(b, Experiment) else _changed(a, b)
     changes |= {} if metric is None else {"metric": metric}
     options = with_changes(options or DecideOptions(), changes, a.config)
+    check_config(a.config)
+    if a.config.seed + options.max_seeds > 2**32:
+        raise ConfigError(f"seeds from {a.config.seed} on are {options.max_seeds}, and must be below 2**32.")
     if not options.record:
         with tempfile.TemporaryDirectory(prefix="jaxnn-decide-") as temporary:
             return dataclasses.replace(_decided(a, other, options, Path(temporary)), folder=None)
     folder = Path(options.run_dir or f"runs/{file_name_of(a) or 'notebook'}/decisions").absolute()
     make_room(folder)
     return _decided(a, other, options, folder)
+
+
+def _changed(a: Experiment[Any], fields: Mapping[str, Any]) -> Experiment[Any]:
+    """The experiment with other values of fields, whose names may be dotted."""
+    known = {name for name, _ in leaf_fields(a.config)}
+    plain = {name: value for name, value in fields.items() if name not in known}
+    config = with_fields(a.config, {name: value for name, value in fields.items() if name in known})
+    return dataclasses.replace(a, config=config).replace(**plain)
 
 
 def _decided(a: Experiment[Any], b: Experiment[Any], options: DecideOptions, folder: Path) -> Decision:
@@ -205,7 +218,7 @@ def _measured(sides: Sequence[Side], seeds: Sequence[int], options: DecideOption
     """The pairs of ``seeds`` and those that were lost, the metric and its direction."""
     one = sides[0].sweep
     assert one is not None
-    metric, (left, right) = one.check_metric(options.metric), (side.members for side in sides)
+    metric, (left, right) = options.metric or one.monitor, (side.members for side in sides)
     known = one.direction(metric) if options.direction == "auto" else options.direction
     direction = check_direction(metric, known, "direction")
     pairs, lost = list[Pair](), [0, 0]
@@ -217,7 +230,7 @@ def _measured(sides: Sequence[Side], seeds: Sequence[int], options: DecideOption
     if not pairs:
         raise TrainingError(
             f"no pair has a result in {metric}: of {len(seeds)} members A lost {lost[0]} and B {lost[1]}, which "
-            f"diverged or failed: see jaxnn show {short_path(sides[int(lost[1] > lost[0])].folder)}."
+            "diverged or failed: train one alone to see why."
         )
     return {"measured": metric, "better": direction, "pairs": pairs, "lost": lost}
 
@@ -248,4 +261,6 @@ def _pairing(a: Side, b: Side) -> str:
         start = "the same random numbers for initial parameters"
     else:
         start = "initial parameters of other shapes"
+    if a.prints["data"] != b.prints["data"]:
+        return f"{start}, and other data"
     return f"{start} and {'the same batches' if a.prints['batches'] == b.prints['batches'] else 'other batches'}"

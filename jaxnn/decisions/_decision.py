@@ -25,6 +25,7 @@ DISCARD: Verdict = "discard"
 NO_DIFFERENCE: Verdict = "no difference"
 UNDECIDED: Verdict = "undecided"
 EXIT_CODES: dict[Verdict, int] = {KEEP: 0, DISCARD: 1, NO_DIFFERENCE: 2, UNDECIDED: 3}
+MOST_GAIN = 1_000.0  # of pairing, that is shown
 SKEWED = 3.0  # standard errors of the skewness of symmetric differences
 
 
@@ -175,7 +176,7 @@ class Decision:
         low, high = self.interval
         return (
             f"{len(self.pairs)} pairs, {self.metric} {self.difference:+.4g} ({low:+.4g} to {high:+.4g}), "
-            f"evidence {_size(self.evidence.log.max())} of {1 / self.level:,.0f}"
+            f"highest evidence {_size(self.evidence.log.max())} of {1 / self.level:,.0f}"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -204,12 +205,12 @@ class Decision:
         count = len(self.pairs)
         lines.append(f"{self.metric}: B {b:.4g} against A {a:.4g}, {count} pair{'s' * (count != 1)}.")
         share = f"{100 * (1 - self.level):.4g}"
-        enough = f"evidence {_size(self.evidence.log.max())}, {1 / self.level:,.0f} needed"
+        enough = f"highest evidence {_size(self.evidence.log.max())}, {1 / self.level:,.0f} needed"
         lines.append(
             f"Difference {self.difference:+.4g} ({share} % interval at any look {low:+.4g} to {high:+.4g}), {enough}."
         )
         gain = self.pairing_gain
-        worth = f": worth {gain:.2g} times as many unpaired seeds" if math.isfinite(gain) and gain < 1e6 else ""
+        worth = f": worth {gain:.2g} times as many unpaired seeds" if 0.1 < gain < MOST_GAIN else ""
         lines.append(f"A pair has {self.pairing}{worth}.")
         other: Literal["t", "ranks"] = "ranks" if self.test == "t" else "t"
         beside = float(self.evidence_by(other).log.max())

@@ -36,10 +36,10 @@ class Ledger:
         file, entries = folder / FILE, list[Mapping[str, Any]]()
         if file.is_file():
             with refusals(f"{file} cannot be read"):
-                *lines, _ = file.read_text().split("\n")
+                *lines, _ = file.read_bytes().split(b"\n")
             for number, line in enumerate(lines, 1):
                 try:
-                    entries.append(parse(line.encode(), ENTRY))
+                    entries.append(parse(line, ENTRY))
                 except ValueError as error:
                     raise RecordError(f"line {number} of {file} is damaged ({error}): delete that line.") from None
         return cls(file, tuple(entries))

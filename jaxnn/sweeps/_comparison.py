@@ -103,14 +103,15 @@ class Comparisons:
             f"Intervals of level {100 * self.rows[0].level:.4g} %: all {self.count} hold at once with 95 % "
             "(Bonferroni)."
         )
+        notes = [note] * (self.count > 1)
         if not self.names:
-            return "\n".join([*map(repr, self.rows), note])
+            return "\n".join([*map(repr, self.rows), *notes])
         rows = []
         for name, one in zip(self.names, self.rows, strict=True):
             ends = "–" if math.isnan(one.interval[0]) else f"{one.interval[0]:+.4g} to {one.interval[1]:+.4g}"
             rows.append((name, str(one.num_seeds), f"{one.difference:+.4g}", ends, one.verdict))
         head = (f"{self.rows[0].metric} against {self.best}", "seeds", "difference", "interval", "")
-        return repr(Table(head, rows, [note]))
+        return repr(Table(head, rows, notes))
 
 
 @typing.overload
@@ -155,11 +156,14 @@ def compare(
 
 def compare_groups(sweep: Sweep, by: Sequence[str], metric: str | None) -> Comparisons:
     """Compares each group of members with the best one, as `Sweep.compare`."""
+    if not all(isinstance(name, str) for name in [*by, metric or ""]):
+        raise ConfigError(f"compare takes names of fields and of one metric, not {[*by, metric]!r:.80}.")
     by = by or [axis.name for axis in sweep.settings]
     groups = sweep.group(by, metric)
     ranked = groups.ranked(metric)
     if len(ranked) < 2:
-        raise ConfigError(f"there is one group by {' and '.join(by) or 'nothing'}: name fields with several values.")
+        named = f" by {' and '.join(by)}" if by else ""
+        raise ConfigError(f"all members are in one group{named}: name fields with several values.")
     metric, count = metric or sweep.monitor, len(ranked) * (len(ranked) - 1) // 2
     parts = [dataclasses.replace(sweep, members=tuple(sweep.members[i] for i in _places(sweep, row))) for row in ranked]
     # Which one is the best is seen in the results: as if all pairs were compared.
