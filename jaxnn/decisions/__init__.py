@@ -3,6 +3,7 @@
 from jaxnn.decisions._decide import DecideOptions, DecisionInterrupted, decide
 from jaxnn.decisions._decision import Decision, Pair, has_decisions, read_decisions
 from jaxnn.decisions._deviations import Deviation, VarianceSource, jackknife, rounded
+from jaxnn.decisions._sides import Side
 from jaxnn.decisions._spread import VarianceReport, spread
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "DecisionInterrupted",
     "Deviation",
     "Pair",
+    "Side",
     "VarianceReport",
     "VarianceSource",
     "decide",
