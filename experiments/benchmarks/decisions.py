@@ -280,48 +280,56 @@ def sessions(rate: float, options: Options, folder: Path) -> dict[str, Any]:
     pools = [train_pool(one, seeds, folder) for one in each]
     trained = time.monotonic() - started
     every = [session(number, real, pools, folder, options.max_seeds) for number in range(options.sessions)]
-    found: dict[str, Any] = {}
+    rules: dict[str, Any] = {}
     for rule in every[0][0][1]:
         false, true = (
             np.array([sum(kept[rule] for is_real, kept, _ in one if is_real == wanted) for one in every])
             for wanted in (False, True)
         )
-        proportion = false / np.maximum(false + true, 1)
-        found[rule] = {"false_proportion": float(proportion.mean()), "false": float(false.mean())}
-        found[rule] |= {"found": float(true.mean()), "by_session": [false.tolist(), true.tolist()]}
+        share = false / np.maximum(false + true, 1)
+        rules[rule] = {
+            "false_proportion": float(share.mean()),
+            "false": float(false.mean()),
+            "found": float(true.mean()),
+            "by_session": [false.tolist(), true.tolist()],
+        }
     pairs = float(np.mean([pairs for one in every for _, _, pairs in one]))
-    return found | {"pairs": pairs, "train_seconds": trained, "seconds": time.monotonic() - started}
+    return {"rules": rules, "pairs": pairs, "train_seconds": trained, "seconds": time.monotonic() - started}
 
 
-def show(results: Mapping[str, Any]) -> None:
-    """Prints a table for each part that was measured."""
-    percent, rows = "{:.1%}".format, list[tuple[str, ...]]()
-    for name in ("digits", "gpt"):
-        for rule, one in results.get(name, {}).items():
+def show_equal(results: Mapping[str, Any]) -> None:
+    """Prints the verdicts of equal experiments."""
+    rows = []
+    for name in (name for name in ("digits", "gpt") if name in results):
+        for rule, one in results[name].items():
             low, high = one["keep_interval"]
-            kept = f"{percent(one['keep'])} ({percent(low)} to {percent(high)})"
+            kept = f"{one['keep']:.1%} ({low:.1%} to {high:.1%})"
             last = [f"{one[key]:.0f}" if key in one else "" for key in ("pairs", "seconds")]
-            rows.append((name, rule, f"{one['decisions']}", kept, percent(one["discard"]), *last))
+            rows.append((name, rule, f"{one['decisions']}", kept, f"{one['discard']:.1%}", *last))
     header = ("A against A", "rule", "decisions", "false keeps (95 %)", "false discards", "pairs", "seconds")
-    print(f"\n{text_table(rows, header)}\n")
+    print(f"\n{text_table(rows, header)}", flush=True)
+
+
+def show_planted(by_name: Mapping[str, Any]) -> None:
+    """Prints how many effects were found, and with how many pairs."""
     rows = []
-    for name, by_test in results.get("planted", {}).items():
+    for name, by_test in by_name.items():
         for test, one in by_test.items():
-            about = (
-                f"{one['effect']:.2f}",
-                f"{one['effect_of_pair']:.2f}",
-                percent(one["keep"]),
-                percent(one["discard"]),
-            )
-            rows.append((name, test, *about, f"{one['pairs']:.1f}", f"{one['fixed_pairs']}", f"{one['ratio']:.2f}"))
+            effects = f"{one['effect']:.2f}", f"{one['effect_of_pair']:.2f}"
+            pairs = f"{one['pairs']:.1f}", f"{one['fixed_pairs']}", f"{one['ratio']:.2f}"
+            rows.append((name, test, *effects, f"{one['keep']:.1%}", f"{one['discard']:.1%}", *pairs))
     header = ("planted", "test", "effect / s of A", "/ s of B - A", "kept", "discarded", "pairs", "fixed t", "ratio")
-    print(f"{text_table(rows, header)}\n")
+    print(f"\n{text_table(rows, header)}", flush=True)
+
+
+def show_sessions(found: Mapping[str, Any]) -> None:
+    """Prints the share of false discoveries, and how many real candidates were found in a session."""
     rows = []
-    for rule, one in results.get("session", {}).items():
-        if isinstance(one, dict):
-            counts = f"{one['false']:.2f}", f"{one['found']:.2f} of {REAL}"
-            rows.append((rule, percent(one["false_proportion"]), *counts))
-    print(text_table(rows, ("session, rule", "false share of kept", "false ones", "found")), flush=True)
+    for rule, one in found["rules"].items():
+        counts = f"{one['false']:.2f}", f"{one['found']:.2f} of {REAL}"
+        rows.append((rule, f"{one['false_proportion']:.1%}", *counts))
+    header = ("rule of a session", "false share of kept", "false ones", "found")
+    print(f"\n{text_table(rows, header)}\n{found['pairs']:.1f} pairs, {found['seconds']:.0f} s", flush=True)
 
 
 def main(options: Options) -> None:
@@ -332,23 +340,29 @@ def main(options: Options) -> None:
         folder = options.records or Path(temporary)
         results: dict[str, Any] = {**describe_machine()._asdict(), "settings": dataclasses.asdict(options)}
 
-        def measured(name: str, value: Any) -> None:
+        def write(name: str, value: Any) -> Any:
             results[name] = value
             (options.out / "decisions.json").write_text(json.dumps(results, default=str, indent=1))
-            show(results)
+            return value
 
-        if options.decisions:
-            measured("digits", equal(DIGITS, options.decisions, options.max_seeds, folder / "digits"))
-        if options.gpts:
-            measured("gpt", equal(GPT, options.gpts, options.gpt_seeds, folder / "gpt"))
-        (rate, session_rate), results["calibration"] = calibrate((EFFECT, SESSION_EFFECT))
-        better, half = DIGITS.replace(learning_rate=rate), options.decisions // 2
+        for name, one, count, most in (
+            ("digits", DIGITS, options.decisions, options.max_seeds),
+            ("gpt", GPT, options.gpts, options.gpt_seeds),
+        ):
+            if count:
+                show_equal({name: write(name, equal(one, count, most, folder / name))})
+        if not (half := options.decisions // 2) and not options.sessions:
+            return
+        (rate, session_rate), about = calibrate((EFFECT, SESSION_EFFECT))
+        write("calibration", about)
         if half:
+            better = DIGITS.replace(learning_rate=rate)
             cases = {"own initial values": better.replace(variant=1), "the same": better}
+            # In the same folder, as the members of A are the same.
             found = {name: planted(b, half, options.max_seeds, folder / "digits") for name, b in cases.items()}
-            measured("planted", found)
+            show_planted(write("planted", found))
         if options.sessions:
-            measured("session", sessions(session_rate, options, folder / "sessions"))
+            show_sessions(write("session", sessions(session_rate, options, folder / "sessions")))
 
 
 if __name__ == "__main__":
