@@ -92,9 +92,11 @@ class Options:
     """How many decisions, and where to write the results."""
 
     decisions: int = 200
-    """Of digits MLPs against themselves; half as many with either planted effect."""
+    """Of digits MLPs against themselves."""
     gpts: int = 60
     """Decisions of GPTs against themselves."""
+    planted: int = 100
+    """Decisions with the planted effect, by each test, with own and with the same initial parameters."""
     sessions: int = 20
     candidates: int = 50
     """In a session, with the five real ones."""
@@ -351,15 +353,17 @@ def main(options: Options) -> None:
         ):
             if count:
                 show_equal({name: write(name, equal(one, count, most, folder / name))})
-        if not (half := options.decisions // 2) and not options.sessions:
+        if not options.planted and not options.sessions:
             return
         (rate, session_rate), about = calibrate((EFFECT, SESSION_EFFECT))
         write("calibration", about)
-        if half:
+        if options.planted:
             better = DIGITS.replace(learning_rate=rate)
             cases = {"own initial values": better.replace(variant=1), "the same": better}
             # In the same folder, as the members of A are the same.
-            found = {name: planted(b, half, options.max_seeds, folder / "digits") for name, b in cases.items()}
+            found = {
+                name: planted(b, options.planted, options.max_seeds, folder / "digits") for name, b in cases.items()
+            }
             show_planted(write("planted", found))
         if options.sessions:
             show_sessions(write("session", sessions(session_rate, options, folder / "sessions")))
