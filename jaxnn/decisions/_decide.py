@@ -258,7 +258,7 @@ def _pairing(a: Side, b: Side) -> str:
     if a.prints["start"] == b.prints["start"]:
         start = "the same initial parameters"
     elif a.shapes == b.shapes:
-        start = "the same random numbers for initial parameters"
+        start = "initial parameters of the same shapes from the same seed"
     else:
         start = "initial parameters of other shapes"
     if a.prints["data"] != b.prints["data"]:

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 
+import jax
 import pytest
 
 import jaxnn as jn
@@ -79,6 +80,12 @@ def test_undecided_ones_continue_and_small_effects_are_no_difference(folder):
     assert len(few.pairs) == 5 and few.verdict == "undecided"
     late = decide(folder, {"learning_rate": 0.0998}, max_seeds=32, budget="0.001 s")
     assert "0.001 s" in late.why and len(late.pairs) == 8
+
+
+def test_initial_parameters_that_differ_are_not_called_the_same(tmp_path):
+    task = tiny.TASK._replace(init=lambda key, batch: tiny.TASK.init(jax.random.fold_in(key, 1), batch))
+    found = decide(tmp_path, tiny.experiment(task=lambda config: task), max_seeds=2)
+    assert found.pairing == "initial parameters of the same shapes from the same seed and the same batches"
 
 
 def test_a_session_bounds_the_share_of_false_discoveries(folder):
