@@ -151,7 +151,7 @@ def how(experiment: jn.Experiment[Config]) -> dict[str, Any]:
 
 def train_pool(experiment: jn.Experiment[Config], seeds: range, folder: Path) -> Values:
     """Trains the members of ``seeds`` as one sweep, where decisions in ``folder`` find them."""
-    side = Side(experiment, jn.SweepOptions(record=True, **how(experiment)), folder)
+    side = Side(experiment, jn.SweepOptions(record=True, **how(experiment)), folder, METRIC)
     if not side.train(seeds):
         raise SystemExit("interrupted")
     return {seed: side.members[seed].final.get(METRIC, np.nan) for seed in seeds}
