@@ -200,7 +200,7 @@ def _most_pairs(a: Experiment[Any], b: Experiment[Any], options: DecideOptions) 
 
 def _exceeds(sides: Sequence[Side], seeds: Sequence[int], budget: float) -> bool:
     """Whether the members of ``seeds`` that are missing would take longer than is left of ``budget`` seconds."""
-    missing = sum(seed not in side.members for side in sides for seed in seeds)
+    missing = sum(len(side.missing(seeds)) for side in sides)
     trained, seconds = sum(side.trained for side in sides), sum(side.seconds for side in sides)
     return trained > 0 and missing > 0 and seconds * (1 + missing / trained) > budget
 

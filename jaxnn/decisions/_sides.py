@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,9 @@ def check_metric(metric: str | None, programs: engine.Programs) -> None:
         raise ConfigError(f"members will have no metric {metric!r}: {suggest(metric, known)}.")
 
 
+SEEDS = re.compile(r"seeds-(\d{1,10})-(\d{1,10})")
+
+
 @dataclasses.dataclass
 class Side:
     """One of two experiments, and the members that were trained of it, by seed."""
@@ -41,12 +45,11 @@ class Side:
     sweep: Sweep | None = None  # the last one, which knows the metrics
     seconds: float = 0.0  # of training now
     trained: int = 0  # members, now
+    looked: set[Path] = dataclasses.field(default_factory=set)  # at these records
 
     def __post_init__(self) -> None:
         self.key = self._key()
         self.folder = self.parent / f"side-{self.key[:12]}"
-        for path in self._records():
-            self._take(open_sweep(path, self.experiment))
 
     def _key(self) -> str:
         """A digest of the config but for the seed, of data and programs, and of the options that decide results."""
@@ -58,16 +61,32 @@ class Side:
         options = SweepOptions.deciding(self.options.recorded())
         return text_fingerprint(json_line({"config": config, "fingerprint": self.prints, "options": options}))
 
-    def _records(self) -> list[Path]:
-        return [path for path in sorted(self.folder.glob("seeds-*")) if (path / RECORD_FILE).is_file()]
+    def _records(self, seeds: Sequence[int]) -> list[Path]:
+        """The recorded sweeps that started some of the ``seeds``."""
+        found = [(path, SEEDS.fullmatch(path.name)) for path in sorted(self.folder.glob("seeds-*"))]
+        wanted = {*seeds}
+        return [
+            path
+            for path, name in found
+            if name is not None
+            and not wanted.isdisjoint(range(int(name[1]), int(name[2]) + 1))
+            and (path / RECORD_FILE).is_file()
+        ]
+
+    def missing(self, seeds: Sequence[int]) -> list[int]:
+        """The ``seeds`` of which no member is recorded to its end; reads the records that have some."""
+        for path in self._records(seeds):
+            if path not in self.looked:
+                self.looked.add(path)
+                self._take(open_sweep(path, self.experiment))
+        return [seed for seed in seeds if seed not in self.members]
 
     def train(self, seeds: Sequence[int]) -> bool:
         """Trains the missing members of ``seeds``, and those cut short to their end; False if it was interrupted."""
-        for path in self._records():
-            started = {point["seed"] for point in RecordReader(path).facts["points"]}
-            if not started.isdisjoint(self._missing(seeds)) and not self._trained(None, resume=path):
+        for path in self._records(self.missing(seeds)):
+            if not self._trained(None, resume=path):
                 return False
-        while missing := self._missing(seeds):
+        while missing := self.missing(seeds):
             # The first ones that follow on each other.
             block = [seed for seed, place in zip(missing, itertools.count(missing[0])) if seed == place]  # noqa: B905
             path = self.folder / f"seeds-{block[0]}-{block[-1]}"
@@ -75,18 +94,16 @@ class Side:
                 return False
         return True
 
-    def _missing(self, seeds: Sequence[int]) -> list[int]:
-        return [seed for seed in seeds if seed not in self.members]
-
     def _trained(self, points: Points | None, **where: Path) -> bool:
         started, before, options = time.monotonic(), len(self.members), self.options
-        if points is not None and (records := self._records()):
+        if points is not None and (records := sorted(self.looked)):
             # As the first members, which chose by trials: another size would round differently.
             group = RecordReader(records[0]).facts["groups"][0]
             known = {"vmap_size": (group.get("vmap") or {}).get("size"), "steps_per_call": group.get("steps_per_call")}
             given = options.explicit()
             options = with_changes(options, {name: size for name, size in known.items() if size and name not in given})
         found = sweep(self.experiment, points, with_changes(options, where))
+        self.looked |= {*where.values()}
         self._take(found)
         self.seconds += time.monotonic() - started
         self.trained += len(self.members) - before
