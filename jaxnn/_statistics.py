@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-ENOUGH_EQUAL = 6  # equal values are evidence from so many on
+ENOUGH_EQUAL = 6  # the least number of equal values that are evidence
 ROUNDING = 1e-6  # deviations below this share of the values are rounding
 MOST_SEEDS = 1_000_000
 PRIOR = 1.0  # variance, in units of the variance of one difference, of the effects for which the t evidence is best
@@ -115,8 +115,8 @@ def rank_evidence(differences: ArrayLike, alpha: float) -> Evidence:
     """Returns the evidence of ``differences [pairs]`` by their signs and ranks: for their centre of symmetry.
 
     Each difference is a bet on its sign, the higher the larger it is among those so far, which is fair if differences
-    are symmetric about 0, as those of two experiments that do the same are, of any distribution (Vovk and Wang 2024,
-    "Nonparametric e-tests of symmetry"). The interval has the centres against which there is no evidence.
+    are symmetric about 0. Differences of two experiments that do the same are, of any distribution (Vovk and Wang
+    2024, "Nonparametric e-tests of symmetry"). The interval has the centres against which there is no evidence.
     """
     values = np.asarray(differences, float)
     log = _rank_log(values[None])[0]
@@ -154,7 +154,7 @@ def _rank_log(values: np.ndarray) -> np.ndarray:
 
 
 def online_level(alpha: float, number: int, discoveries: int) -> float:
-    """Returns the level at which decision ``number``, from 1, of a session is made, after so many ``discoveries``.
+    """Returns the level at which decision ``number``, from 1, of a session is made, after ``discoveries``.
 
     A decision whose evidence reaches ``1 / level`` is a discovery; the expected share of false ones among them is at
     most ``alpha``, also if decisions share a baseline (e-LOND: Xu and Ramdas 2024, "Online multiple testing with

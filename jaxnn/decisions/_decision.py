@@ -139,7 +139,7 @@ class Decision:
 
     @property
     def pairing_gain(self) -> float:
-        """How many times as many seeds unpaired runs would need: the variances of A and B over that of B - A."""
+        """The factor of seeds that unpaired runs would need: the variances of A and B by the variance of B - A."""
         if len(self.pairs) < 2:
             return math.nan
         a, b = (np.array([pair[side] for pair in self.pairs]) for side in (1, 2))

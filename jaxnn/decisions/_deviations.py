@@ -79,7 +79,7 @@ class Deviation:
         return cls(value, (float(low), float(high)), draws)
 
     def share_of(self, total: Deviation) -> tuple[float, float, float]:
-        """Returns this variance as a share of that of ``total``, and the ends of its 95 % interval; NaN if unknown.
+        """Returns this variance as a share of ``total``'s, and the ends of its 95 % interval; NaN if unknown.
 
         For two independent normal samples the interval is that of the F distribution. If this deviation is a part of
         the total its draws are too, so that the share is at most 1.

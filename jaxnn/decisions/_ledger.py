@@ -49,7 +49,7 @@ class Ledger:
         return next((entry for entry in reversed(self.entries) if entry["key"] == key), None)
 
     def session(self, name: str | None) -> list[Mapping[str, Any]]:
-        """The decisions of a session; None: those of none. Of each key the last one."""
+        """Returns the decisions of session ``name``, or without a session for None; the last one of each key."""
         return list({entry["key"]: entry for entry in self.entries if entry["session"] == name}.values())
 
     def level(self, name: str | None, key: str, alpha: float) -> float:

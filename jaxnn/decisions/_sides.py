@@ -74,7 +74,7 @@ class Side:
         ]
 
     def missing(self, seeds: Sequence[int]) -> list[int]:
-        """The ``seeds`` of which no member is recorded to its end; reads the records that have some."""
+        """Returns the ``seeds`` without a member that ended; reads the records that have some of them."""
         for path in self._records(seeds):
             if path not in self.looked:
                 self.looked.add(path)

@@ -42,7 +42,7 @@ class VarianceReport:
         sources: by ``"init"``, ``"order"``, ``"step"``, and ``"whole"`` for members in which all of these vary.
         test: the sampling of the evaluated split: the standard error of the metric over its examples.
         num_examples: the number of these; 0 if it is not known.
-        total: the deviation of one run on a test set drawn anew: whole runs and test set.
+        total: the deviation of one run on another test set of this size: whole runs and test set.
         mean: the mean of the metric over whole runs.
         left_out: members that do not count, by their status.
         sweep: the population that was trained.
@@ -136,8 +136,8 @@ def spread(
     the jackknife finds over examples of whole runs, at most four. It takes examples for independent, which windows of
     one text are not quite. Intervals of standard deviations are by chi-square:
     exact for normally distributed values, too narrow for heavy tails, such as those of runs that rarely fail. Shares
-    are of the variance of one run on a test set drawn anew, whole runs plus test set; their intervals are fiducial
-    (Weerahandi 1993). Sources overlap in training that is chaotic: then shares add up to more than that of whole runs.
+    are of the variance of one run on another test set, whole runs plus test set; their intervals are fiducial
+    (Weerahandi 1993). Sources overlap in training that is chaotic: then their shares exceed the share of whole runs.
 
     >>> jn.spread(experiment, "test_accuracy", num=4, record=False, progress="none")
     source                       standard deviation  95 % interval  share of the variance
