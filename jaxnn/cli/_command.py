@@ -36,10 +36,10 @@ def run_command(argv: Sequence[str] | None = None) -> None:
         if arguments[:1] in (["plan"], ["verify"], ["decide"]) and [*arguments, "-"][1][:1] != "-":
             if argv is None and arguments[0] == "plan":
                 only_compile(arguments)  # before the script starts JAX
-            words, around = arguments[2:], contextlib.nullcontext()
-            with apart_from_verdicts() if arguments[0] == "decide" else around:
+            words, decides = arguments[2:], arguments[0] == "decide"
+            with apart_from_verdicts() if decides else contextlib.nullcontext():
                 experiment, other = experiment_of(Path(arguments[1])), None
-                if arguments[0] == "decide" and words and not words[0].startswith("-"):
+                if decides and words and not words[0].startswith("-"):
                     other = experiment_of(Path(words[0]))
             if other is not None:
                 enable_compile_cache()

@@ -16,8 +16,8 @@ from jaxnn._fingerprints import text_fingerprint
 from jaxnn._json import json_line, leaf_fields
 from jaxnn._provenance import file_name_of
 from jaxnn._text import say_error, short_path
-from jaxnn.decisions._decision import UNDECIDED, Decision, Pair
-from jaxnn.decisions._ledger import Ledger
+from jaxnn.decisions._decision import Decision, Pair
+from jaxnn.decisions._ledger import UNDECIDED, Ledger
 from jaxnn.decisions._sides import Side
 from jaxnn.sweeps import SweepOptions, show_field
 from jaxnn.tasks import check_direction

@@ -13,18 +13,12 @@ import numpy as np
 
 from jaxnn._statistics import Evidence, rank_evidence, t_evidence
 from jaxnn._text import short_path
-from jaxnn.decisions._ledger import FILE, Ledger
+from jaxnn.decisions._ledger import DISCARD, EXIT_CODES, FILE, KEEP, NO_DIFFERENCE, UNDECIDED, Ledger, Verdict
 from jaxnn.types import Direction
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-type Verdict = Literal["keep", "discard", "no difference", "undecided"]
-KEEP: Verdict = "keep"
-DISCARD: Verdict = "discard"
-NO_DIFFERENCE: Verdict = "no difference"
-UNDECIDED: Verdict = "undecided"
-EXIT_CODES: dict[Verdict, int] = {KEEP: 0, DISCARD: 1, NO_DIFFERENCE: 2, UNDECIDED: 3}
 MOST_GAIN = 1_000.0  # of pairing, that is shown
 SKEWED = 3.0  # standard errors of the skewness of symmetric differences
 
@@ -250,7 +244,7 @@ def _size(log: float) -> str:
 def read_decisions(folder: Path) -> list[Decision]:
     """Returns the decisions that are recorded in ``folder``, oldest first; of a repeated one the last."""
     ledger = Ledger.read(folder)
-    return [Decision.of_entry(entry, folder, ledger) for entry in {one["key"]: one for one in ledger.entries}.values()]
+    return [Decision.of_entry(entry, folder, ledger) for entry in ledger.last()]
 
 
 def has_decisions(folder: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jaxnn._checked_json import AMOUNT, COUNT, FINITE, SEED, Span, parse
 from jaxnn._disk import refusals
@@ -13,10 +13,16 @@ from jaxnn._json import json_line
 from jaxnn._statistics import online_level
 from jaxnn.types import RecordError
 
+type Verdict = Literal["keep", "discard", "no difference", "undecided"]
+KEEP: Verdict = "keep"
+DISCARD: Verdict = "discard"
+NO_DIFFERENCE: Verdict = "no difference"
+UNDECIDED: Verdict = "undecided"
+EXIT_CODES: dict[Verdict, int] = {KEEP: 0, DISCARD: 1, NO_DIFFERENCE: 2, UNDECIDED: 3}
 FILE = "decisions.jsonl"
 _SHARE = Span("a share above 0", 1e-300, 1, whole=False)
 ENTRY = {
-    **{"key": str, "time": str, "verdict": {"keep", "discard", "no difference", "undecided"}, "why": str},
+    **{"key": str, "time": str, "verdict": {*EXIT_CODES}, "why": str},
     **{"names": (str, str), "pairing": str, "measured": str, "better": {"min", "max"}, "lost": (COUNT, COUNT)},
     **{"metric?": str, "alpha": _SHARE, "level": _SHARE, "min_effect?": AMOUNT, "test": {"t", "ranks"}},
     **{"session?": str, "direction": {"auto", "min", "max"}, "pairs": [(SEED, FINITE, FINITE)]},
@@ -49,8 +55,12 @@ class Ledger:
         return next((entry for entry in reversed(self.entries) if entry["key"] == key), None)
 
     def session(self, name: str | None) -> list[Mapping[str, Any]]:
-        """Returns the decisions of session ``name``, or without a session for None; the last one of each key."""
-        return list({entry["key"]: entry for entry in self.entries if entry["session"] == name}.values())
+        """Returns the decisions of session ``name``, or without a session for None, as `last` does."""
+        return [entry for entry in self.last() if entry["session"] == name]
+
+    def last(self) -> list[Mapping[str, Any]]:
+        """Returns the last entry of each key, in the order in which the keys appeared."""
+        return list({entry["key"]: entry for entry in self.entries}.values())
 
     def level(self, name: str | None, key: str, alpha: float) -> float:
         """The level of the decision ``key``: in a session by its place there, and by the discoveries before it."""
@@ -59,7 +69,7 @@ class Ledger:
         before = [entry for entry in self.session(name) if entry["key"] != key]
         if (known := self.find(key)) is not None and known["session"] == name:
             return float(known["level"])
-        return online_level(alpha, len(before) + 1, sum(entry["verdict"] == "keep" for entry in before))
+        return online_level(alpha, len(before) + 1, sum(entry["verdict"] == KEEP for entry in before))
 
     def add(self, entry: Mapping[str, Any]) -> None:
         """Appends a decision; what a kill left of a line before it is removed."""
