@@ -67,7 +67,7 @@ from jaxnn.decisions import Decision, Side
 from jaxnn.observe import text_table
 
 METRIC, ALPHA, SESSION_ALPHA = "test_loss", 0.05, 0.1
-LOOKS = (8, 12, 20, 32, 48, 64)  # pairs at which decide looks
+LOOKS = (8, 16, 24, 32, 48, 64)  # pairs at which decide looks
 CHUNK = 20  # decisions that share a folder: each reads all members there
 REAL, EFFECT, SESSION_EFFECT = 5, 1.0, 1.5  # candidates with an effect, effects in standard deviations of A
 CALIBRATION_SEED, CALIBRATION_SEEDS = 1_000_000, 128

@@ -23,8 +23,9 @@ from jaxnn.sweeps import SweepOptions, show_field
 from jaxnn.tasks import check_direction
 from jaxnn.types import ConfigError, Experiment, TrainingError
 
-FIRST, GROWTH, MULTIPLE = 8, 1.5, 4  # pairs of the first look, the growth to the next, and what their number divides
+BLOCK, GROWTH = 8, 1.5  # pairs of the first look, which divides the later ones, and the growth to the next
 _ASKED = ("metric", "alpha", "min_effect", "test", "session", "direction")  # options that make another decision
+_PARTS = ("task", "optimizer", "data")  # functions of an experiment
 _OWN = ("resume", "plan_only", "shard", "lanes", "member", "name")  # options of a sweep that a decision sets
 
 
@@ -206,11 +207,14 @@ def _exceeds(sides: Sequence[Side], seeds: Sequence[int], budget: float) -> bool
 
 
 def _looks(most: int) -> list[int]:
-    """The numbers of pairs at which the evidence is looked at: 8, 12, 20, 32, 48, 72 and so on."""
-    counts, count = list[int](), FIRST
+    """The numbers of pairs at which the evidence is looked at: 8, 16, 24, 32, 48, 72 and so on.
+
+    The first four blocks have one size: a population of another is compiled again, which may take longer than it.
+    """
+    counts, count = list[int](), BLOCK
     while count < most:
         counts.append(count)
-        count = math.ceil(count * GROWTH / MULTIPLE) * MULTIPLE
+        count = max(count + BLOCK, int(count * GROWTH) // BLOCK * BLOCK)
     return [*counts, most]
 
 
@@ -238,6 +242,11 @@ def _measured(sides: Sequence[Side], seeds: Sequence[int], options: DecideOption
 def _names(a: Experiment[Any], b: Experiment[Any]) -> list[str]:
     """What A and B are: their files, and the fields in which B differs."""
     files = [file_name_of(one) or "experiment" for one in (a, b)]
+    if files[0] == files[1]:  # one config class: B may be of another file that imports it
+        parts = (
+            [getattr(getattr(one, part), "__module__", "").rpartition(".")[2] for part in _PARTS] for one in (a, b)
+        )
+        files = next(([*pair] for pair in zip(*parts, strict=True) if pair[0] != pair[1]), files)
     left, right = (dict(_flat(one.config)) for one in (a, b))
     if left.keys() != right.keys():
         return files

@@ -86,6 +86,7 @@ def test_initial_parameters_that_differ_are_not_called_the_same(tmp_path):
     task = tiny.TASK._replace(init=lambda key, batch: tiny.TASK.init(jax.random.fold_in(key, 1), batch))
     found = decide(tmp_path, tiny.experiment(task=lambda config: task), max_seeds=2)
     assert found.pairing == "initial parameters of the same shapes from the same seed and the same batches"
+    assert found.names == ("tiny", "test_decide")  # of one config class: the files of their tasks
 
 
 def test_a_session_bounds_the_share_of_false_discoveries(folder):
