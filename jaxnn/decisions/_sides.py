@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -58,6 +59,7 @@ class Side:
         check_metric(self.metric, programs)
         self.prints, self.shapes = programs.fingerprint(), jax.tree.map(lambda one: one.shape, programs.shapes.params)
         config = {name: value for name, value in config_json(experiment.config).items() if name != "seed"}
+        config = json.loads(json_line(config), parse_int=float)  # a rate of 0 is one of 0.0
         options = SweepOptions.deciding(self.options.recorded())
         return text_fingerprint(json_line({"config": config, "fingerprint": self.prints, "options": options}))
 

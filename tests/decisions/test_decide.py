@@ -158,6 +158,8 @@ def test_mistakes_are_named_before_training(tmp_path):
     ):
         with pytest.raises(ConfigError, match=words):
             decide(tmp_path, b, **options)
+    with pytest.raises(ConfigError, match="A and B are the same"):
+        decide(tmp_path, {"learning_rate": 1}, experiment=tiny.experiment(learning_rate=1.0))
     assert not sweeps(tmp_path)
 
 
