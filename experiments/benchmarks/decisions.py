@@ -20,28 +20,29 @@ The others see the same pairs: ``one run`` and ``two seeds`` keep B if its mean 
 paired t-test at 5 % at each look of decide; ``WilcoxonPruner`` is the example of Optuna's documentation with A as the
 first trial and B as the second, p_threshold 0.1, which keeps B if it is the best trial of the study.
 
-Digits against digits at 156c8b06, alone on two cores; pools and decisions by t took 195 s, by ranks 120 s:
+Measured at 84a8e770 on two cores of an Intel Xeon, beside the project's tests:
 
-A against A             digits, 200: false keeps (95 %), discards
-jn.decide, t            0.5 % (0.0 to 2.8), 0.5 %
-jn.decide, ranks        2.0 % (0.5 to 5.0), 0.5 %
-one run                 55.5 %, 44.5 %
-two seeds               56.5 %, 43.5 %
-paired t-test, peeking  9.0 % (5.4 to 13.9), 7.0 %
-WilcoxonPruner          40.5 % (33.6 to 47.7), 59.5 %
+A against A, false keeps  200 digits                60 GPTs
+jn.decide, t              0.5 % (0.0 to 2.8)        0 % (0.0 to 6.0)
+jn.decide, ranks          2.0 % (0.5 to 5.0)        0 % (0.0 to 6.0)
+one run                   55.5 %                    48.3 %
+two seeds                 56.5 %                    51.7 %
+paired t-test, peeking    9.0 % (5.4 to 13.9)       0 % (0.0 to 6.0)
+WilcoxonPruner            40.5 % (33.6 to 47.7)     43.3 % (30.6 to 56.8)
 
-The rest was measured at 8155c5f4, with other work beside. 60 GPTs with 32 pairs each: by t no keep (0.0 to 6.0 %) and
-no discard; one run 48.3 % and 51.7 %, peeking 1.7 % and 3.3 %, WilcoxonPruner 43.3 % and 56.7 %.
+Members and decisions took 199 s and 168 s by t, and by ranks, of the same members, 108 s and 66 s.
 
-planted, 40 decisions  effect / s of A  / s of B - A  kept   pairs  fixed t (least)  ratio
-own initial values, t  0.98             0.76          100 %  23.6   47 (22)          0.50
-the same, t            0.96             3.70          100 %  8.0    5                1.60
+planted, 40 decisions      effect / s of A  / s of B - A  kept   pairs  fixed t (least)  ratio
+own initial values, t      0.98             0.76          100 %  22.8   47 (22)          0.49
+own initial values, ranks  0.98             0.76          100 %  23.6   47 (22)          0.50
+the same, t or ranks       0.96             3.70          100 %  8.0    5 (4)            1.60
 
-Five of the sessions by default, fifty candidates each: `jn.decide` kept no false one and found 25 of 25 real ones;
-each alone kept 3 false ones (of 6 and of 7 kept in two sessions) and all real ones; one run kept 109 false ones and 22
-real ones. By ranks the script was stopped: none of 21 decisions of GPTs kept B, none discarded; planted effects were
-all kept, with 24.5 and 8.0 pairs. Where pairs share initial values, a difference of 3.7 of its deviations needs 5 pairs
-by a fixed test, and the first look of `decide` is at 8.
+Five of the sessions by default, fifty candidates each, 259 s: `jn.decide` kept no false one and found 25 of 25 real
+ones, after 60.5 pairs on average; each alone kept 3 false ones in all and every real one; one run kept 109 false ones
+and 22 real ones.
+
+Where pairs share initial values, a difference of 3.7 of its deviations needs 5 pairs by a fixed test, and the first
+look of `decide` is at 8.
 """
 
 import dataclasses
