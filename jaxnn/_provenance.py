@@ -92,7 +92,16 @@ def jax_flags() -> dict[str, Any]:
 
 def file_name_of(experiment: Experiment[Any]) -> str | None:
     """Returns the name of the file that defines the experiment's config class; None if there is none."""
-    module = type(experiment.config).__module__
+    return file_names_of(experiment)[0]
+
+
+def file_names_of(experiment: Experiment[Any]) -> list[str | None]:
+    """Returns the names of the files that define the experiment's config class and its functions."""
+    parts = (getattr(experiment, part) for part in _PARTS)
+    return [_file_name(getattr(part, "__module__", "")) for part in (type(experiment.config), *parts)]
+
+
+def _file_name(module: str) -> str | None:
     file = getattr(sys.modules.get(module), "__file__", None)
     # The config class of `jn.train` is jaxnn's.
     return Path(file).stem if file and not module.startswith("jaxnn.") else None

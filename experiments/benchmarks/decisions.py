@@ -42,7 +42,8 @@ jn.decide                0.0 %                0           5 of 5
 each alone               15.6 %               1.60 each   5 of 5
 one run                  81.0 %               25.7 each   4.45 of 5
 
-Sessions took 60.2 pairs a decision and, five of them in a call before, 26 minutes, mostly of training 65,280 members.
+Sessions took 60.2 pairs a decision and 26 minutes in two calls, the first of five sessions: 6 minutes trained 65,280
+members, the rest decided; each decision reads the records of both sides, of 1,280 members each.
 
 Where pairs share initial values, a difference of 3.7 of its deviations needs 5 pairs by a fixed test, and the first
 look of `decide` is at 8.

@@ -14,7 +14,7 @@ from jaxnn._disk import make_room
 from jaxnn._fields import check_config, option, with_changes, with_fields
 from jaxnn._fingerprints import text_fingerprint
 from jaxnn._json import json_line, leaf_fields
-from jaxnn._provenance import file_name_of
+from jaxnn._provenance import file_name_of, file_names_of
 from jaxnn._text import say_error, short_path
 from jaxnn.decisions._decision import Decision, Pair
 from jaxnn.decisions._ledger import UNDECIDED, Ledger
@@ -25,7 +25,6 @@ from jaxnn.types import ConfigError, Experiment, TrainingError
 
 BLOCK, GROWTH = 8, 1.5  # pairs of the first look, which divides the later ones, and the growth to the next
 _ASKED = ("metric", "alpha", "min_effect", "test", "session", "direction")  # options that make another decision
-_PARTS = ("task", "optimizer", "data")  # functions of an experiment
 _OWN = ("resume", "plan_only", "shard", "lanes", "member", "name")  # options of a sweep that a decision sets
 
 
@@ -241,12 +240,9 @@ def _measured(sides: Sequence[Side], seeds: Sequence[int], options: DecideOption
 
 def _names(a: Experiment[Any], b: Experiment[Any]) -> list[str]:
     """What A and B are: their files, and the fields in which B differs."""
-    files = [file_name_of(one) or "experiment" for one in (a, b)]
-    if files[0] == files[1]:  # one config class: B may be of another file that imports it
-        parts = (
-            [getattr(getattr(one, part), "__module__", "").rpartition(".")[2] for part in _PARTS] for one in (a, b)
-        )
-        files = next(([*pair] for pair in zip(*parts, strict=True) if pair[0] != pair[1]), files)
+    pairs = [*zip(file_names_of(a), file_names_of(b), strict=True)]
+    # Those of the config classes, or of functions if B, in another file, imports the class of A.
+    files = [name or "experiment" for name in next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])]
     left, right = (dict(_flat(one.config)) for one in (a, b))
     if left.keys() != right.keys():
         return files
