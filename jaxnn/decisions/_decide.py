@@ -131,7 +131,6 @@ def decide(
         with tempfile.TemporaryDirectory(prefix="jaxnn-decide-") as temporary:
             return dataclasses.replace(_decided(a, other, options, Path(temporary)), folder=None)
     folder = Path(options.run_dir or f"runs/{file_name_of(a) or 'notebook'}/decisions").absolute()
-    make_room(folder)
     return _decided(a, other, options, folder)
 
 
@@ -145,6 +144,7 @@ def _changed(a: Experiment[Any], fields: Mapping[str, Any]) -> Experiment[Any]:
 
 def _decided(a: Experiment[Any], b: Experiment[Any], options: DecideOptions, folder: Path) -> Decision:
     sides, most, first = _sides(a, b, options, folder), _most_pairs(a, b, options), a.config.seed
+    make_room(folder)  # not for a question that is refused
     asked = {name: getattr(options, name) for name in _ASKED}
     key = text_fingerprint(json_line({"sides": [side.key for side in sides], "first": first, **asked}))[:16]
     ledger = Ledger.read(folder)

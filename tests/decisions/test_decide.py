@@ -157,10 +157,10 @@ def test_mistakes_are_named_before_training(tmp_path):
         ("b is 3", 3, {}),
     ):
         with pytest.raises(ConfigError, match=words):
-            decide(tmp_path, b, **options)
+            decide(tmp_path / "none", b, **options)
     with pytest.raises(ConfigError, match="A and B are the same"):
-        decide(tmp_path, {"learning_rate": 1}, experiment=tiny.experiment(learning_rate=1.0))
-    assert not sweeps(tmp_path)
+        decide(tmp_path / "none", {"learning_rate": 1}, experiment=tiny.experiment(learning_rate=1.0))
+    assert not (tmp_path / "none").exists()
 
 
 SCRIPT = """
