@@ -243,6 +243,6 @@ def differing_parts(before: str, now: str) -> list[str]:
 
 
 def changed_implementations(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Descriptions of the operations whose implementations changed, such as ``convolution channels_last → onednn``."""
+    """Descriptions of the operations whose implementations changed, such as ``convolution channels_last → native``."""
     changed = [name for name in now if before.get(name, now[name]) != now[name]]
     return [f"{name} {' and '.join(before[name])} → {' and '.join(now[name])}" for name in changed]

@@ -11,7 +11,6 @@ import numpy as np
 import optax
 from flax import linen
 
-from jaxnn.nn import adam_update
 from jaxnn.optim import LossScaleState, evaluation_state, init_state, step_norms, update_params
 from jaxnn.tasks import checked
 from jaxnn.types import Array, Batch, ConfigError, Metrics, Params, PyTree, Task, TrainState, TrainStep, path_name
@@ -73,7 +72,7 @@ def make_train_step(
     ['accuracy', 'loss']
     """
     task = checked(task)
-    apply = update_params(optimizer, adam_update)
+    apply = update_params(optimizer)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         if value_and_grad is jax.value_and_grad and isinstance(state.opt_state, LossScaleState):

@@ -5,5 +5,5 @@ import os
 
 import pytest
 
-USED = os.environ.get("JAXNN_NATIVE") != "off" and importlib.util.find_spec("jaxnn_onednn") is not None
-needed = pytest.mark.skipif(not USED, reason="native kernels are not used here: make onednn, without JAXNN_NATIVE=off")
+USED = os.environ.get("JAXNN_NATIVE") != "off" and importlib.util.find_spec("jaxnn_native") is not None
+needed = pytest.mark.skipif(not USED, reason="native kernels are not used here: make native, without JAXNN_NATIVE=off")

@@ -25,7 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIBRARY = sorted((ROOT / "jaxnn").rglob("*.py"))
 LEVELS = (
     "types > _batch_context _clock _compat _equations _fields _fingerprints _json _statistics > _checked_json _text"
-    " > _disk _figures _provenance _signals _transfers > nn data optim observe search > models > tasks > steps"
+    " > _disk _figures _provenance _signals _transfers > kernels > nn data optim observe search > models > tasks > steps"
     " > parallel > record > engine > run > trees > sweeps > proof > decisions > advice plans testing estimators"
     " > cli > __init__ > __main__"
 )
@@ -50,7 +50,7 @@ LAZY = (
 # The second and the last set the environment of other processes; the third switches kernels; the fourth the compiler's
 # options; the fifth reads a secret; the sixth notes what an experiment reads.
 ENVIRONMENT = (
-    *("data/_files.py", "data/_grain.py", "nn/_onednn.py", "observe/_compiler_options.py", "parallel/_link.py"),
+    *("data/_files.py", "data/_grain.py", "kernels/_package.py", "observe/_compiler_options.py", "parallel/_link.py"),
     *("proof/_conditions.py", "proof/_fresh.py"),
 )
 MOST_TOP_LEVEL_NAMES = 48

@@ -67,9 +67,9 @@ def product_rates() -> dict[str, float]:
             calls["NumPy"] = functools.partial(np.matmul, square, square)
         for name, call in calls.items():
             rates[name] = max(rates.get(name, 0), 2 * size**3 / fastest(call))
-    if importlib.util.find_spec("jaxnn_onednn") is not None:
+    if importlib.util.find_spec("jaxnn_native") is not None:
         images, kernel = jnp.ones((256, 10, 10, 128)), jnp.ones((3, 3, 128, 128))
-        convolve = jax.jit(functools.partial(jn.nn.conv_general_dilated, implementation="onednn", **CHANNELS_LAST))
+        convolve = jax.jit(functools.partial(jn.nn.conv_general_dilated, implementation="native", **CHANNELS_LAST))
         rates["oneDNN"] = 2 * 256 * 8 * 8 * kernel.size / fastest(lambda: convolve(images, kernel))
     return rates
 

@@ -3,7 +3,7 @@
 Claim     on a CPU with two cores and without AVX-512, and the native kernels, jaxnn trains each network 1.2 to 2.9
           times as fast as the fastest form of PyTorch; without them it is slower on convolutional networks and the LSTM
           (results and bounds: docs/performance.md)
-Command   make onednn benchmark
+Command   make native benchmark
 
 Each contender is a new process in each round. All train the same network from the same initial weights on the same data
 with the same optimizer, and must reach the same losses without dropout before they are timed with it. Compilation and

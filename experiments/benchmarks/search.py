@@ -3,7 +3,7 @@
 Claim     of a digits MLP and a small budget (--num 256, 25 s of Optuna): no sooner. The aim, to have the peer's best
           validation loss 15 times sooner, 3 for the Fashion MLP and the GPT, 2.5 for the CNN and 2 for boosted trees,
           is not reached there; larger budgets are not measured
-Command   make onednn .venv-peers/.installed && python experiments/benchmarks/search.py
+Command   make native .venv-peers/.installed && python experiments/benchmarks/search.py
 
 All search the same space on the same cores, the peers for the same steps in all, and evaluate the validation split
 after each 27th of a run: jaxnn by ASHA over the points of Optuna's TPE, or over random ones, Optuna by TPE and

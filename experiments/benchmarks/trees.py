@@ -3,7 +3,7 @@
 Claim     the test metric of jaxnn is that of LightGBM and XGBoost; with its native kernel and once compiled, jaxnn fits
           100,000 rows faster than scikit-learn and LightGBM, and 64 models in 0.3 to 0.5 of LightGBM's time
           (results: docs/performance.md)
-Command   make onednn && python experiments/benchmarks/trees.py --python .venv-peers/bin/python
+Command   make native && python experiments/benchmarks/trees.py --python .venv-peers/bin/python
 
 Each library runs in its own process, on all cores, and is timed in alternation: ``fit`` from the call to the model,
 ``predict`` of the test rows, the fastest of three. The first fit of each table, which imports modules and compiles, is

@@ -21,7 +21,7 @@ from jaxnn.engine._feed import Piece, evaluation_pieces
 from jaxnn.engine._prediction import in_batches, make_predict, metrics_of_made_up_means, metrics_of_outputs
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, Start, find_start, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
-from jaxnn.nn import collect_reasons
+from jaxnn.kernels import collect_reasons
 from jaxnn.parallel import Layout, process_count
 from jaxnn.steps import Totals, make_evaluate_step
 from jaxnn.types import ENDLESS, Array, Batch, ConfigError, Examples, Source, Splits, Task, TrainingError, TrainState
@@ -49,7 +49,7 @@ class Programs:
     shapes: TrainState = dataclasses.field(init=False)  # those of the state of one member
     shardings: Any = dataclasses.field(init=False, default=None)  # of each of its arrays; None on one device
     metrics: tuple[str, ...] = dataclasses.field(init=False)  # the names of the training metrics
-    reasons: dict[str, bool] = dataclasses.field(init=False)  # for implementations, see `nn.collect_reasons`
+    reasons: dict[str, bool] = dataclasses.field(init=False)  # for implementations, see `kernels.collect_reasons`
     _pieces: dict[tuple[str, int], Callable[[], Iterator[Piece]]] = dataclasses.field(init=False, default_factory=dict)
     _compiled: dict[_pure.Program, Any] = dataclasses.field(init=False, default_factory=dict)
 

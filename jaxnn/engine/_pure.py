@@ -18,7 +18,7 @@ from jaxnn.engine._digests import state_digests
 from jaxnn.engine._feed import DeviceFeed
 from jaxnn.engine._prediction import make_predict
 from jaxnn.engine._states import MEMBERS, Population, Shape
-from jaxnn.optim import AdamTransformation, evaluation_state, value_and_grad_of
+from jaxnn.optim import evaluation_state, value_and_grad_of
 from jaxnn.parallel import SINGLE_DEVICE, Layout
 from jaxnn.steps import (
     Totals,
@@ -118,7 +118,7 @@ def of_members(shape: Shape | None) -> str:
 def make_step(experiment: Experiment[Any], layout: Layout = SINGLE_DEVICE) -> TrainStep:
     """Returns one training step of ``experiment``; its task and optimizer are made by this call."""
     optimizer, task = experiment.optimizer(experiment.config), _distributed(experiment, layout)
-    if isinstance(optimizer, AdamTransformation) and _is_partitioned(layout):
+    if hasattr(optimizer, "update_params") and _is_partitioned(layout):
         optimizer = optax.GradientTransformationExtraArgs(*optimizer)
     if experiment.step is not None:
         step = own_step(experiment.step, task, optimizer, experiment.config)

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.nn._choice import padded_classes
-from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._layer_arguments import at_least_int32
+from jaxnn.kernels import custom_vjp
+from jaxnn.nn._layer_arguments import at_least_int32, padded_classes
 from jaxnn.types import ConfigError, check_int
 
 

@@ -1,7 +1,7 @@
 """Normalization layers with Flax's results, whose backward passes sum over the inputs twice instead of four times."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -9,13 +9,12 @@ import jax.numpy as jnp
 from flax import linen
 from jax.typing import DTypeLike
 
-from jaxnn._batch_context import batch_axis, batch_mask, batch_sharding, mean_over_batch_axis
-from jaxnn.nn._choice import choose, scope
-from jaxnn.nn._custom_vjp import custom_vjp, native_or_xla, vary_together
-from jaxnn.nn._onednn import native_call, native_obstacle
+from jaxnn._batch_context import batch_axis, batch_mask, mean_over_batch_axis
+from jaxnn.kernels import channel_sums, choose, custom_vjp, moments, scope, vary_together
 from jaxnn.types import ConfigError
 
 RMSNorm = linen.RMSNorm
+_PREFERRED = {"cpu": ("native", "custom_vjp", "xla"), "other": ("xla", "custom_vjp")}
 
 
 class LayerNorm(linen.LayerNorm):
@@ -38,7 +37,7 @@ class LayerNorm(linen.LayerNorm):
         if not plain or self.use_fast_variance or jax.typeof(x).sharding.mesh.explicit_axes:
             return cast(jax.Array, super().__call__(x, mask=mask))
         gain, bias, dtype = _gain_and_bias(self, x)
-        mean, variance = _moments(False, (x.ndim - 1,), gain.dtype, x, None)
+        mean, variance = _moments(_mean_and_variance, (x.ndim - 1,), gain.dtype, x, None)
         return _scale_rows(x, mean, jax.lax.rsqrt(variance + self.epsilon), gain, bias).astype(dtype)
 
 
@@ -49,7 +48,7 @@ class BatchNorm(linen.BatchNorm):
     and results to rounding. If the batch is sharded, statistics are those of the full batch; padding, rows whose
     ``Batch.mask`` is 0, does not count. ``"custom_vjp"``, the default for training on a CPU, has a backward pass
     written by hand and takes two passes for variances, so they are exact for a large mean too. ``"native"``, the
-    default with the package of ``make onednn``, does so too and reads the inputs half as often; it takes float32, no
+    default with the package of ``make native``, does so too and reads the inputs half as often; it takes float32, no
     padding, and batches that devices do not share. ``"xla"`` is Flax's own code, which also takes a mask argument,
     named axes and another channel axis.
 
@@ -80,7 +79,7 @@ class BatchNorm(linen.BatchNorm):
         obstacle = _obstacle(self, x, mask)
         native = obstacle or (None if running else _native_obstacle(self, x, rows))
         obstacles = {"native": native, "custom_vjp": obstacle, "xla": split}
-        chosen = choose("normalization", self.implementation, obstacles)
+        chosen = choose("normalization", self.implementation, obstacles, _PREFERRED)
         # With running statistics, all are one pass over the inputs.
         chosen = "xla" if running else chosen
         if rows is not None:
@@ -113,17 +112,10 @@ def _obstacle(module: BatchNorm, x: jax.Array, mask: jax.Array | None) -> str | 
 
 
 def _native_obstacle(module: BatchNorm, x: jax.Array, rows: jax.Array | None) -> str | None:
-    """The reason why the package cannot compute the sums, or None."""
-    if (obstacle := native_obstacle("jaxnn_moments")) is not None:
-        return obstacle
-    reasons = {
-        "it sums in float32": {x.dtype, jnp.dtype(module.dtype or x.dtype), jnp.dtype(module.param_dtype)}
-        != {jnp.dtype("float32")},
-        "the batch has padding": rows is not None,
-        "devices share the batch": batch_sharding(0) is not None,
-        "a size is symbolic or 0": not all(isinstance(size, int) and size for size in x.shape),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    """The reason why the native kernels cannot compute the sums, or None."""
+    dtypes = module.dtype or x.dtype, module.param_dtype
+    others = (jax.ShapeDtypeStruct((), dtype) for dtype in dtypes)
+    return moments.obstacle(x, *others) or ("the batch has padding" if rows is not None else None)
 
 
 def _normalized(module: BatchNorm, x: jax.Array, rows: jax.Array | None, native: bool) -> jax.Array:
@@ -132,7 +124,8 @@ def _normalized(module: BatchNorm, x: jax.Array, rows: jax.Array | None, native:
     running_variance = module.variable("batch_stats", "var", lambda: jnp.ones(channels, jnp.float32))
     x, rows = vary_together(x, rows)
     gain, bias, dtype = _gain_and_bias(module, x)
-    mean, variance = _moments(native, tuple(range(x.ndim - 1)), gain.dtype, x, rows)
+    form = _native_moments if native else _mean_and_variance
+    mean, variance = _moments(form, tuple(range(x.ndim - 1)), gain.dtype, x, rows)
     if batch_axis() is not None:
         # A device's weight is its share of the rows that are not padding: 1 on average.
         weight = 1 if rows is None else rows.sum() / jnp.maximum(mean_over_batch_axis(rows.sum(dtype=gain.dtype)), 1e-9)
@@ -142,7 +135,8 @@ def _normalized(module: BatchNorm, x: jax.Array, rows: jax.Array | None, native:
         for running, batch in ((running_mean, mean), (running_variance, variance)):
             running.value = module.momentum * running.value + (1 - module.momentum) * batch.reshape(channels)
     factor = jax.lax.rsqrt(variance + module.epsilon) * gain
-    return _scale_channels(native, x, mean, factor, bias).astype(dtype)
+    sums = channel_sums.compute if native else channel_sums.fallback
+    return _scale_channels(sums, x, mean, factor, bias).astype(dtype)
 
 
 def _gain_and_bias(module: Any, x: jax.Array) -> tuple[jax.Array, jax.Array, DTypeLike]:
@@ -166,41 +160,37 @@ def _mean(wide: jax.Array, axes: tuple[int, ...], rows: jax.Array | None) -> jax
     return means.sum(0, keepdims=True) / jnp.maximum(rows.sum(), 1)
 
 
-def _native(target: str, batches: Sequence[jax.Array], *of_channels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two statistics ``[1, ..., channels]`` of the rows of ``batches [..., channels]``."""
-    shape = batches[0].shape
-    rows = [batch.reshape(-1, shape[-1]) for batch in batches]
-    channels = [array.reshape(shape[-1]) for array in of_channels]
-    first, second = native_call(target, [shape[-1:]] * 2, *rows, *channels)
-    broad = (1,) * (len(shape) - 1) + shape[-1:]
-    return first.reshape(broad), second.reshape(broad)
+type _Form = Callable[..., tuple[jax.Array, jax.Array]]
+
+
+def _mean_and_variance(
+    axes: tuple[int, ...], dtype: DTypeLike, x: jax.Array, rows: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance over ``axes``, kept with size 1, in two passes, so that they are exact for a large mean.
+
+    If ``rows [rows, 1, ..., 1]`` bool are given, only rows that are True count; if none is, both are 0.
+    """
+    wide = x.astype(dtype)
+    mean = _mean(wide, axes, rows)
+    return mean, _mean(jnp.square(wide - mean), axes, rows)
+
+
+def _native_moments(
+    axes: tuple[int, ...], dtype: DTypeLike, x: jax.Array, rows: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Likewise of channels in float32, all of whose rows count."""
+    return moments.compute(x)  # type: ignore[no-any-return]
 
 
 def _moments_forward(
-    native: bool, axes: tuple[int, ...], dtype: DTypeLike, x: jax.Array, rows: jax.Array | None
+    form: _Form, axes: tuple[int, ...], dtype: DTypeLike, x: jax.Array, rows: jax.Array | None
 ) -> tuple[Any, Any]:
-    """Mean and variance over ``axes``, kept with size 1, in two passes, so that they are exact for a large mean.
-
-    If ``rows [rows, 1, ..., 1]`` bool are given, only rows that are True count; if none is, both moments are 0.
-    """
-    if native:
-        mean, variance = _native_moments(x)
-        return (mean, variance), (x, mean, rows)
-    wide = x.astype(dtype)
-    mean = _mean(wide, axes, rows)
-    return (mean, _mean(jnp.square(wide - mean), axes, rows)), (x, mean, rows)
-
-
-def _moments_by_xla(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    moments: tuple[jax.Array, jax.Array] = _moments_forward(False, tuple(range(x.ndim - 1)), x.dtype, x, None)[0]
-    return moments
-
-
-_native_moments = native_or_xla(lambda x: _native("jaxnn_moments", [x]), _moments_by_xla)
+    mean, variance = form(axes, dtype, x, rows)
+    return (mean, variance), (x, mean, rows)
 
 
 def _moments_backward(
-    native: bool, axes: tuple[int, ...], dtype: DTypeLike, saved: Any, cotangents: Any
+    form: _Form, axes: tuple[int, ...], dtype: DTypeLike, saved: Any, cotangents: Any
 ) -> tuple[jax.Array, None]:
     x, mean, rows = saved
     to_mean, to_variance = cotangents
@@ -217,31 +207,20 @@ _moments = custom_vjp(lambda *arguments: _moments_forward(*arguments)[0], num_st
 _moments.defvjp(_moments_forward, _moments_backward)
 
 
-def _scale(native: bool, x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:
-    """``(x - mean) * factor + bias`` with operands ``[1, ..., channels]``; ``native`` are the sums of its gradient."""
+def _scale(sums: _Form, x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:
+    """``(x - mean) * factor + bias`` with operands ``[1, ..., channels]``; ``sums`` are those of its gradient."""
     return (x.astype(mean.dtype) - mean) * factor + bias
 
 
-def _channel_sums(grad: jax.Array, x: jax.Array, mean: jax.Array) -> tuple[jax.Array, jax.Array]:
-    rows = tuple(range(x.ndim - 1))
-    products = (grad * (x.astype(mean.dtype) - mean)).sum(rows, keepdims=True)
-    return grad.sum(rows, keepdims=True), products
-
-
-_native_channel_sums = native_or_xla(
-    lambda grad, x, mean: _native("jaxnn_channel_sums", [grad, x], mean), _channel_sums
-)
-
-
-def _channels_backward(native: bool, saved: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
+def _channels_backward(sums: _Form, saved: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
     x, mean, factor, _ = saved
-    total, to_factor = (_native_channel_sums if native else _channel_sums)(grad, x, mean)
+    total, to_factor = sums(grad, x, mean)
     return (grad * factor).astype(x.dtype), -total * factor, to_factor, total
 
 
 _scale_channels = custom_vjp(_scale, num_static=1)
 # Forward mode cannot transpose the native sums.
-_scale_channels.defvjp(lambda native, *arrays: (_scale(native, *arrays), arrays), _channels_backward, push_forward=True)
+_scale_channels.defvjp(lambda sums, *arrays: (_scale(sums, *arrays), arrays), _channels_backward, push_forward=True)
 
 
 @custom_vjp

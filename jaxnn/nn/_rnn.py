@@ -10,17 +10,15 @@ from flax import linen
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
-from jaxnn.nn._choice import Size, choose, scope
-from jaxnn.nn._rnn_kernels import (
-    Weights,
-    cudnn_obstacle,
-    flip,
-    native_lstm,
-    native_lstm_obstacle,
-    run_cudnn,
-    run_fused_inputs,
-)
+from jaxnn.kernels import Size, choose, lstm, scope
+from jaxnn.nn._recurrences import Weights, cudnn_obstacle, flip, run_cudnn, run_fused_inputs
 from jaxnn.types import ConfigError, DataError, check_int
+
+_PREFERRED = {
+    "cpu": ("native", "fused_inputs", "cudnn"),
+    "gpu": ("cudnn", "fused_inputs"),
+    "other": ("fused_inputs", "cudnn"),
+}
 
 
 class Recurrent(linen.Module):
@@ -246,11 +244,11 @@ def _run(
         "native": "it is written only for an LSTM",
     }
     if isinstance(first, LSTM):
-        native = native_lstm_obstacle(sequences, dtypes, requested=first.implementation is not None)
+        native = lstm.obstacle(sequences, requested=first.implementation is not None, dtypes=tuple(dtypes))
         obstacles = {"cudnn": cudnn_obstacle(dtypes), "native": native}
     num_steps, features = moved.shape[0], first.features
     size = Size(features, jnp.result_type(*dtypes), f"{num_steps} steps of {features} features")
-    chosen = choose("recurrence", first.implementation, obstacles, size)
+    chosen = choose("recurrence", first.implementation, obstacles, _PREFERRED, size)
     results: list[tuple[Any, jax.Array]] = []
     with scope("recurrence", chosen):
         if chosen == "cudnn" and len(directions) == 2:
@@ -261,7 +259,7 @@ def _run(
                 if chosen == "cudnn":
                     ((carry, outputs),) = run_cudnn(flipped, [direction], seq_lengths)
                 else:
-                    steps = native_lstm if chosen == "native" else None
+                    steps = lstm.compute if chosen == "native" else None
                     carry, outputs = run_fused_inputs(flipped, *direction, seq_lengths, first.dtype, steps)
                 results.append((carry, flip(outputs, seq_lengths) if reverse and keep_order else outputs))
     reshaped = []

@@ -26,6 +26,7 @@ from jax.extend import core
 from jaxnn._equations import constants_and_carries, equations, source_line
 from jaxnn._fingerprints import ProgramPart, program_fingerprint, program_lines, program_parts
 from jaxnn._signals import INTERRUPTED, leave
+from jaxnn.kernels import products_of
 from jaxnn.observe._compiler_options import (
     CompilerOptions,
     Fault,
@@ -38,8 +39,7 @@ from jaxnn.observe._compiler_options import (
 # Operations of cuDNN, with the products of their gradient as a multiple of those forward.
 _CUDNN = {"rnn_fwd": 1, "rnn": 1, "rnn_bwd": 2}
 _CUDNN |= {"dot_product_attention_fwd_wrapper": 1, "dot_product_attention_bwd_wrapper": 2}
-# The last two are those of nn.Dense and nn.Conv.
-_PRODUCTS = "dot_general", "conv_general_dilated", "ragged_dot_general", "dense_product", "channels_last_convolution"
+_PRODUCTS = "dot_general", "conv_general_dilated", "ragged_dot_general"  # beside those of kernels
 _WITH_DERIVATIVES = "custom_jvp_call", "custom_vjp_call"
 # The named scopes in which `jaxnn.nn` traces its implementations; a test compares the two.
 _SCOPE = re.compile(r"\bjaxnn\.(\w+)\.(\w+)")
@@ -308,7 +308,7 @@ class Traced:
         counts: collections.Counter[str] = collections.Counter()
         rounds = computes_in_tf32()
         for equation, _ in self.equations():
-            if equation.primitive.name in _PRODUCTS:
+            if equation.primitive.name in _PRODUCTS or products_of(equation) is not None:
                 left, right = (str(operand.aval.dtype) for operand in equation.invars[:2])
                 name = left if left == right else f"{left}*{right}"
                 counts[f"{name} as TF32" if rounds and name == "float32" and not _is_exact(equation) else name] += 1
@@ -403,22 +403,14 @@ def _count(
 
 def _product_flops(equation: Any) -> float:
     name, params = equation.primitive.name, equation.params
+    if (products := products_of(equation)) is not None:
+        return 2 * products
     if name not in {*_PRODUCTS, *_CUDNN}:
         return 0.0
     left, right = (value.aval.shape for value in equation.invars[:2])
     size = int(math.prod(equation.outvars[0].aval.shape))
-    if name in ("dense_product", "channels_last_convolution", "ragged_dot_general"):
-        # [m, k] and [k, n] to [m, n]: the root of the three sizes' product is m * k * n.
-        products = math.sqrt(math.prod(left) * math.prod(right) * size)
-        if name == "dense_product":
-            products /= math.sqrt(math.prod(left[:-2]))  # members of `jax.vmap` are in all three
-        if (geometry := params.get("geometry")) is not None:
-            sizes = (math.prod(axes) for axes in (geometry.kernel_size, geometry.output_size, geometry.input_size))
-            kernel, outputs, inputs = sizes
-            # Sizes of a kernel's groups and of members of `jax.vmap` are in all or in two of the three.
-            members = math.prod(left[: len(left) - len(geometry.input_size) - 2])
-            products *= math.sqrt(kernel * outputs / inputs / geometry.groups / members)
-        return float(2 * products)
+    if name == "ragged_dot_general":
+        return 2.0 * math.prod(left) * int(equation.outvars[0].aval.shape[-1])  # [m, k] and n columns, in either mode
     if name == "dot_general":
         return 2.0 * size * math.prod(int(left[axis]) for axis in params["dimension_numbers"][0][0])
     if name == "conv_general_dilated":

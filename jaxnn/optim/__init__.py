@@ -1,7 +1,7 @@
 """Schedules, combinators that take an Optax optimizer and return one, and Adam in one pass."""
 
 from jaxnn.optim import _schedules as schedules
-from jaxnn.optim._adam import AdamTransformation, adam, adamw
+from jaxnn.optim._adam import adam, adamw
 from jaxnn.optim._combinators import (
     LossScaleState,
     evaluation_params,

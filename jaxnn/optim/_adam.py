@@ -9,26 +9,27 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from jaxnn import kernels
 from jaxnn.optim._row_gradients import apply_updates
 from jaxnn.types import Params, PyTree
 
 type Mask = PyTree | Callable[[Params], PyTree] | None
 
 
-class AdamTransformation(optax.GradientTransformationExtraArgs):
-    """An optimizer by ``adam`` or ``adamw``.
+class FusedTransformation(optax.GradientTransformationExtraArgs):
+    """An optimizer that updates the parameters itself, as it may do in fewer passes than by ``update``.
 
-    ``step(leaf_update, gradient, state, params, **extra)`` returns the parameters and the state after an update, which
-    ``leaf_update``, that is `jaxnn.nn.adam_update`, makes of those leaves that it can. None: use ``update``.
+    ``update_params(gradient, state, params, **extra)`` returns the parameters and the state after an update, equal to
+    rounding to those by ``update``.
     """
 
-    step: Callable[..., tuple[Params, optax.OptState]] | None = None
+    update_params: Callable[..., tuple[Params, optax.OptState]]
 
     @classmethod
-    def of(cls, optimizer: optax.GradientTransformation, step: Callable[..., Any] | None) -> Self:
-        """``optimizer`` with this step."""
+    def of(cls, optimizer: optax.GradientTransformation, update_params: Callable[..., Any]) -> Self:
+        """``optimizer`` with this way to update."""
         transformation = cls(*optimizer)
-        transformation.step = step
+        transformation.update_params = update_params
         return transformation
 
 
@@ -39,11 +40,11 @@ def adam(
     eps: ArrayLike = 1e-8,
     eps_root: ArrayLike = 0.0,
     **options: Any,
-) -> AdamTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Returns ``optax.adam``, whose updates of large parameters are faster on a CPU.
 
     Kingma & Ba, Adam: A Method for Stochastic Optimization, 2014 (arXiv:1412.6980). Arguments, state and, to rounding,
-    updates are Optax's. With the package of ``make onednn``, `make_train_step` reads and writes a parameter, its
+    updates are Optax's. With the package of ``make native``, `make_train_step` reads and writes a parameter, its
     moments and its gradient once, where XLA makes three passes: in float32, on one device, without ``options``, if the
     optimizer is outermost or within `with_clipping` only. Other combinators around it, such as ``with_ema``, use
     Optax's update. It is in place if the state is donated, as `jaxnn.fit` does.
@@ -66,7 +67,7 @@ def adamw(
     weight_decay: ArrayLike | optax.Schedule = 1e-4,
     mask: Mask = None,
     **options: Any,
-) -> AdamTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Returns ``optax.adamw``, whose updates of large parameters are faster on a CPU, as those of `adam`.
 
     Loshchilov & Hutter, Decoupled Weight Decay Regularization, 2019 (arXiv:1711.05101). ``mask`` is a tree of bools as
@@ -88,22 +89,22 @@ def _in_one_pass(
     mask: Mask,
     *,
     is_plain: bool,
-) -> AdamTransformation:
+) -> optax.GradientTransformationExtraArgs:
     b1, b2, eps, eps_root = numbers
 
-    def step(
-        leaf_update: Callable[..., Any], gradient: Params, state: Any, params: Params, **extra: Any
-    ) -> tuple[Params, optax.OptState]:
+    def update_params(gradient: Params, state: Any, params: Params, **extra: Any) -> tuple[Params, optax.OptState]:
         moments, *others = state
         leaves, structure = cast(Any, jax.tree.flatten(params))
         decays = mask(params) if callable(mask) else mask
         columns = map(structure.flatten_up_to, (gradient, moments.mu, moments.nu))
-        updates = [leaf_update(*of_leaf) for of_leaf in zip(leaves, *columns, strict=True)]
+        of_leaves = [*zip(*columns, leaves, strict=True)]
+        like_numbers = jax.ShapeDtypeStruct((9,), jnp.float32)
+        by_kernel = [kernels.adam.is_chosen(*of_moments, like_numbers, param) for *of_moments, param in of_leaves]
 
         def small(tree: PyTree) -> PyTree:
             """``tree`` with nothing in the place of leaves that are not Optax's to update."""
-            pairs = zip(structure.flatten_up_to(tree), updates, strict=True)
-            return structure.unflatten([leaf if update is None else leaf[:0] for leaf, update in pairs])
+            pairs = zip(structure.flatten_up_to(tree), by_kernel, strict=True)
+            return structure.unflatten([leaf[:0] if is_large else leaf for leaf, is_large in pairs])
 
         small_state = (moments._replace(mu=small(moments.mu), nu=small(moments.nu)), *others)
         small_updates, (new, *new_others) = make(decays).update(small(gradient), small_state, small(params), **extra)
@@ -113,14 +114,14 @@ def _in_one_pass(
         rate = learning_rate(others[-1].count) if callable(learning_rate) else learning_rate
         corrected = rate / (1 - b1**new.count), 1 / (1 - b2**new.count)
         is_decayed = [True] * len(leaves) if decays is None else jax.tree.leaves(jax.tree.broadcast(decays, params))
-        for index, update in enumerate(updates):
-            if update is not None:
+        for index, (*of_moments, param) in enumerate(of_leaves):
+            if by_kernel[index]:
                 shrink = rate * weight_decay if is_decayed[index] else 0.0
                 values = (b1, 1 - b1, b2, 1 - b2, *corrected, eps, eps_root, shrink)
                 of_leaf = jnp.stack([jnp.asarray(value, jnp.float32) for value in values])
-                new_params[index], mu[index], nu[index] = update(of_leaf)
+                new_params[index], mu[index], nu[index] = kernels.adam(*of_moments, of_leaf, param)
         new_params, mu, nu = map(structure.unflatten, (new_params, mu, nu))
         return new_params, (new._replace(mu=mu, nu=nu), *new_others)
 
-    has_rate = learning_rate is not None  # else Optax does not scale
-    return AdamTransformation.of(make(mask), step if is_plain and has_rate else None)
+    optimizer, has_rate = make(mask), learning_rate is not None  # else Optax does not scale
+    return FusedTransformation.of(optimizer, update_params) if is_plain and has_rate else optimizer

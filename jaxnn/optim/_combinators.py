@@ -14,7 +14,7 @@ import optax
 from jax.typing import ArrayLike
 
 from jaxnn._fields import check_range
-from jaxnn.optim._adam import AdamTransformation
+from jaxnn.optim._adam import FusedTransformation
 from jaxnn.optim._row_gradients import apply_updates
 from jaxnn.types import ConfigError, Params, PyTree, TrainState, check_int, named_leaves, path_name
 
@@ -62,15 +62,15 @@ def with_clipping(
         return jax.tree.map(lambda update: update * scale.astype(update.dtype), updates)
 
     chained = optax.chain(optax.stateless(clip), optimizer)
-    inner_step = optimizer.step if isinstance(optimizer, AdamTransformation) else None
-    if inner_step is None:
+    inner_update = getattr(optimizer, "update_params", None)
+    if inner_update is None:
         return chained
 
-    def step(leaf_update: Any, gradient: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
-        params, inner = inner_step(leaf_update, clip(gradient, params), state[1], params, **extra)
+    def update_params(gradient: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
+        params, inner = inner_update(clip(gradient, params), state[1], params, **extra)
         return params, (state[0], inner)
 
-    return AdamTransformation.of(chained, step)
+    return FusedTransformation.of(chained, update_params)
 
 
 class AveragedState(NamedTuple):
@@ -188,19 +188,20 @@ def init_state(optimizer: Optimizers, params: Params, model_state: PyTree) -> op
     return jax.tree.map(started, opt_state, is_leaf=_is_average) if jax.tree.leaves(model_state) else opt_state
 
 
-def update_params(optimizer: Optimizers, update_leaf: Callable[..., Any]) -> Callable[..., tuple[Params, Any]]:
+def update_params(optimizer: Optimizers) -> Callable[..., tuple[Params, Any]]:
     """Returns ``apply(gradient, opt_state, params, model_state, **extra)``, which returns parameters and a state.
 
-    ``update_leaf``, that is `jaxnn.nn.adam_update`, updates leaves of `adam` and `adamw` in one pass.
+    An optimizer may have a method ``update_params(gradient, opt_state, params, **extra)``, as `adam` has, which returns
+    both in fewer passes than its ``update``.
     """
     update = optax.with_extra_args_support(as_one(optimizer)).update
-    one_pass = optimizer.step if isinstance(optimizer, AdamTransformation) else None
+    own = getattr(optimizer, "update_params", None)
 
     def apply(gradient: Params, opt_state: Any, params: Params, model_state: PyTree, **extra: Any) -> tuple[Any, Any]:
         if any(map(_is_average, jax.tree.leaves(opt_state, is_leaf=_is_average))):
             extra["model_state"] = model_state
-        if one_pass is not None:
-            return one_pass(update_leaf, gradient, opt_state, params, **extra)
+        if own is not None:
+            return own(gradient, opt_state, params, **extra)  # type: ignore[no-any-return]
         updates, opt_state = update(gradient, opt_state, params, **extra)
         return apply_updates(params, updates), opt_state
 

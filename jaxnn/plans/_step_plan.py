@@ -16,7 +16,7 @@ from jaxnn._compat import tracing_for
 from jaxnn._fields import with_changes
 from jaxnn._text import Table, format_bytes
 from jaxnn.data import steps_per_epoch
-from jaxnn.nn import collect_reasons
+from jaxnn.kernels import collect_reasons
 from jaxnn.observe import Work, available_bytes, nbytes
 from jaxnn.plans._cards import Card, card_here, find_card
 from jaxnn.types import ConfigError, Experiment, Splits, check_int

@@ -270,7 +270,7 @@ class _Work:
             "asked again": repeated == batches,
             "backwards": backwards == batches,
             "has_callbacks": any("callback" in equation.primitive.name for equation, _ in step.equations()),
-            "is_native": any("onednn" in names for names in step.implementations.values()),
+            "is_native": any("native" in names for names in step.implementations.values()),
             "is_augmented": is_augmented(train) or getattr(train, "host_augment", None) is not None,
             "faults": " ".join(f"--{n}={value}" for fault in known_faults(platform) for n, value in fault.options),
         }

@@ -18,7 +18,7 @@ from jaxnn._compat import needs_extra
 from jaxnn._disk import write_bytes
 from jaxnn._text import first_line
 from jaxnn.engine import Programs, make_predict
-from jaxnn.nn import portable
+from jaxnn.kernels import portable
 from jaxnn.optim import evaluation_state
 from jaxnn.record import save_weights
 from jaxnn.types import ConfigError, TrainState, check_int, suggest

@@ -10,7 +10,7 @@ from jaxnn._clock import Throughput
 from jaxnn._compat import platform
 from jaxnn._text import format_bytes, format_rate, format_split
 from jaxnn.engine import Stall, Trainer
-from jaxnn.nn import onednn_missing
+from jaxnn.kernels import native_missing
 from jaxnn.parallel import find_devices
 from jaxnn.run._watchdog import spoken
 
@@ -71,10 +71,10 @@ def speed_hint(trainer: Trainer) -> str | None:
         used = trainer.programs.traced_step.implementations
         gain = None
         if "channels_last" in used.get("convolution", []) and min(measured.values(), default=0.0) > SLOW_STEP:
-            gain = "oneDNN's convolutions, steps take 0.6 to 0.85 of the time"
+            gain = "native convolutions, steps take 0.6 to 0.85 of the time"
         if "histograms" in used.get("trees", []) and trainer.programs.layout.num_devices == 1:
             gain = "the native kernel, trees grow several times as fast"
-        missing = onednn_missing() if gain else None
+        missing = native_missing() if gain else None
         return missing and f"with {gain}, but {missing}"
     if measured:
         alone = measured[1]

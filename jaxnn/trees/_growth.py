@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from jaxnn._batch_context import batch_sharding, map_rows
-from jaxnn.nn import choose, native_obstacle, scope
+from jaxnn.kernels import Kernel, native_call
 from jaxnn.trees._splits import WORDS, Growth, Split, best_splits, is_sequential, leaf_value, real
 from jaxnn.types import cpu_count
 
@@ -153,40 +152,43 @@ def grow(bins: Array, gradient: Array, hessian: Array, columns: Array, growth: G
         columns: ``[columns]`` bool, those that may split.
         growth: the settings.
     """
-    sharded = "the rows are sharded" if batch_sharding(bins.shape[1]) is not None else None
-    constrained = "it has no monotone constraints" if growth.monotone else None
-    name = choose("trees", None, {"native": constrained or sharded or native_obstacle("jaxnn_grow_trees")})
     growth = jax.tree.map(lambda number: jnp.asarray(number, jnp.float32), growth)
-    with scope("trees", name), jax.enable_x64(True):  # for sums of 64 bits: every dtype below is given
+    with jax.enable_x64(True):  # for sums of 64 bits: every dtype below is given
         rounded, units = zip(*map(fixed_point, (gradient, hessian)), strict=True)
-        unit = jnp.stack(units)
-        if name == "native":  # the kernel rounds too, and XLA drops the pairs
-            return _grow_natively(bins, gradient, hessian, unit, columns, growth)  # type: ignore[no-any-return]
-        return _grow(bins, jnp.stack(rounded, axis=-1), unit, columns, growth)
+        # The native form rounds too, and XLA drops the pairs.
+        return _trees(bins, gradient, hessian, jnp.stack(rounded, axis=-1), jnp.stack(units), columns, growth)  # type: ignore[no-any-return]
 
 
 @traced_once
 def _grow_natively(
-    bins: Array, gradient: Array, hessian: Array, unit: Array, columns: Array, growth: Growth
+    bins: Array, gradient: Array, hessian: Array, pairs: Array, unit: Array, columns: Array, growth: Growth
 ) -> tuple[Tree, Array]:
-    """The same tree from ``native/onednn/src/trees.cc``: it reads the rows of the smaller children only."""
+    """The same tree by ``native/src/trees``: it reads the rows of the smaller children only."""
     like = jax.eval_shape(lambda: empty_tree(num_nodes(growth)))
-    call = jax.ffi.ffi_call(
-        "jaxnn_grow_trees", [*like, jax.ShapeDtypeStruct(bins.shape[1:], jnp.int32)], vmap_method="expand_dims"
-    )
-    *tree, leaf = call(
+    *tree, leaf = native_call(
+        "jaxnn_grow_trees",
+        [*like, jax.ShapeDtypeStruct(bins.shape[1:], jnp.int32)],
         *(bins.T, gradient, hessian, unit, columns, jnp.stack(jax.tree.leaves(growth))),
+        vmap_method="expand_dims",
         max_depth=growth.max_depth,
         num_leaves=growth.num_leaves or 0,
         num_bins=growth.num_bins,
         num_categories=growth.num_categories,
-        categorical=np.array(growth.categorical, np.int64),
+        categorical=growth.categorical,
     )
     return Tree(*tree), leaf
 
 
-def _grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth) -> tuple[Tree, Array]:
-    """As `grow`, from `histograms`."""
+def _unfit(bins: Array, *others: Any) -> str | None:
+    if others[-1].monotone:
+        return "it has no monotone constraints"
+    return "the rows are sharded" if batch_sharding(bins.shape[1]) is not None else None
+
+
+def _grow(
+    bins: Array, gradient: Array, hessian: Array, pairs: Array, unit: Array, columns: Array, growth: Growth
+) -> tuple[Tree, Array]:
+    """As `grow`, from `histograms` of ``pairs [rows, 2]`` int64."""
     by_level, size = growth.num_leaves is None, num_nodes(growth)
     rounds = growth.max_depth if growth.num_leaves is None else growth.num_leaves - 1
     num_parents, num_slots = num_histograms(growth)
@@ -248,6 +250,9 @@ def _grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth
         weight=sums[:, 1],
     )
     return tree, nodes.row
+
+
+_trees = Kernel("trees", _grow, _grow_natively, _unfit, fallback_name="histograms", portable=False)
 
 
 def _with_histograms(nodes: _Nodes, small: Array, small_is_left: Array, slots: Sequence[Array]) -> tuple[_Nodes, Array]:

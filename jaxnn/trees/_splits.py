@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from jaxnn._fields import bounded
-from jaxnn.nn import choose
+from jaxnn.kernels import choose
 
 MAX_DEPTH = 10  # nodes double with each level
 WORDS = 8  # of 32 bits: one bit for each of 256 bins
@@ -52,9 +52,12 @@ class Split(NamedTuple):
     middle: Array  # ``[nodes]`` float32, between the values of both children
 
 
+_HISTOGRAMS = {"cpu": ("by_column", "all_columns"), "other": ("all_columns", "by_column")}
+
+
 def is_sequential() -> bool:
     """Whether histograms are summed, and splits found, a column or a bin after another."""
-    return choose("histogram", None, {}) == "by_column"
+    return choose("histogram", None, {}, _HISTOGRAMS) == "by_column"
 
 
 def real(sums: Array, unit: Array, dtype: Any = jnp.float32) -> Array:

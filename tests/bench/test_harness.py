@@ -28,7 +28,7 @@ from harness import Case, Results, Row, Rows, bench, find_studies, load_study, m
 from matplotlib.figure import Figure
 
 import jaxnn as jn
-from jaxnn import data
+from jaxnn import data, kernels
 from jaxnn.models import Bottleneck, MobileNetV2, ResNet
 from jaxnn.observe import available_bytes
 from jaxnn.types import Splits
@@ -273,7 +273,7 @@ def test_gpu_day_writes_the_measurements_by_which_layers_choose(tmp_path):
     times = {("xla", 64): 1e-3, ("cudnn", 64): 2e-3, ("xla", 4096): 1.0}  # of the longest, one alone was measured
     rows = [Row({"side": name}, (t,), 20, observed=facts | {"size": n})._asdict() for (name, n), t in times.items()]
     machine = {"label": "GPU, NVIDIA H100", "capability": "9.0", "date": "2026-12-01", "commit": "abc"}
-    path, known = tmp_path / "measured.json", Path(jn.nn.__file__).with_name("measured.json")
+    path, known = tmp_path / "measured.json", Path(kernels.__file__).with_name("measured.json")
     path.write_text(known.read_text())
     assert gpu_day.gpu_record.write_measured({"questions": {"rows": rows, "machine": machine}}, path) == 1
     old, new = json.loads(known.read_text()), json.loads(path.read_text())

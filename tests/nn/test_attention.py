@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from jaxnn._batch_context import BatchSharding, use_batch_sharding
-from jaxnn.nn import attention, collect_reasons
+from jaxnn.kernels import collect_reasons
+from jaxnn.nn import attention
 from jaxnn.observe import Traced
 from jaxnn.types import ConfigError
 from tests import draws, native

@@ -16,7 +16,7 @@ from jaxnn.nn import Conv, conv_general_dilated
 from jaxnn.types import ConfigError
 from tests import draws, native
 
-DEFAULT = "onednn" if native.USED else "channels_last"
+DEFAULT = "native" if native.USED else "channels_last"
 LAYOUTS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
 
 
@@ -114,7 +114,7 @@ LARGE = {
 # oneDNN refuses strides and input dilation at once.
 SUPPORTED = {name: case for name, case in CASES.items() if not (case.lhs_dilation and max(case.strides) > 1)}
 implementations = pytest.mark.parametrize(
-    "implementation", ["channels_last", "patches", pytest.param("onednn", marks=native.needed)]
+    "implementation", ["channels_last", "patches", pytest.param("native", marks=native.needed)]
 )
 
 
@@ -150,7 +150,7 @@ def lowered(function: Callable[..., Any], *args: Any, **options: Any) -> str:
 
 @implementations
 def test_values_and_gradients_are_exact(implementation):
-    if implementation == "onednn":
+    if implementation == "native":
         cases, dtype, tolerance = SUPPORTED | TRANSPOSED | LARGE, "float32", 1e-5
     else:
         cases, dtype, tolerance = CASES, "float64", 1e-12
@@ -250,7 +250,7 @@ def test_second_derivatives_of_either_order_are_exact():
 )
 def test_vmap_equals_separate_runs_without_grouped_convolutions(axes, implementation):
     cases = dict(FORMS)
-    if implementation == "onednn":
+    if implementation == "native":
         del cases["chunks"]  # which it does not form
         cases |= {"4x4 tiles": LARGE["4x4 tiles"], "transposed": TRANSPOSED["transposed"]}
     arrays = {name: [*map(members, case.arrays(), axes)] for name, case in cases.items()}
@@ -311,9 +311,9 @@ OBSTACLES: list[tuple[str, str, dict[str, Any], Any, str]] = [
     ("channels_last", "batch_group_count", {**LAST, "batch_group_count": 2}, SHAPES, "float32"),
     ("channels_last", "int32", LAST, SHAPES, "int32"),
     ("channels_last", "empty", {**LAST, "padding": "VALID"}, ((2, 1, 5, 3), (2, 2, 3, 4)), "float32"),
-    ("onednn", "float32 and bfloat16, not float16", LAST, SHAPES, "float16"),
-    ("onednn", "both strides and input dilation", BOTH_DILATED.options(), BOTH_DILATED.shapes(), "float32"),
-    ("onednn", "crops all", CROPPED.options(), CROPPED.shapes(), "float32"),
+    ("native", "float32 and bfloat16, not float16", LAST, SHAPES, "float16"),
+    ("native", "both strides and input dilation", BOTH_DILATED.options(), BOTH_DILATED.shapes(), "float32"),
+    ("native", "crops all", CROPPED.options(), CROPPED.shapes(), "float32"),
 ]
 
 
@@ -322,11 +322,11 @@ def test_implementations_are_chosen_or_refused(pretend_gpu):
     x, kernel = DENSE.arrays()
     assert chosen(DENSE.function(), x, kernel) == {DEFAULT}
     for name, words, options, shapes, dtype in OBSTACLES:
-        if name == "onednn" and not native.USED:
+        if name == "native" and not native.USED:
             continue
         arrays = [np.ones(shape, dtype) for shape in shapes]
         function = functools.partial(conv_general_dilated, **options)
-        assert chosen(function, *arrays) <= {"channels_last" if name == "onednn" else "xla"}
+        assert chosen(function, *arrays) <= {"channels_last" if name == "native" else "xla"}
         with pytest.raises(ConfigError, match=rf"'{name}' here: .*{words}.*; leave implementation out"):
             function(*arrays, **{"implementation": name})
     with pytest.raises(ConfigError, match=r"convolution of \(3, 7, 6, 6\) with a kernel \(3, 2, 5, 4\)"):

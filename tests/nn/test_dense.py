@@ -12,7 +12,7 @@ import pytest
 from flax import linen
 from jax import lax
 
-from jaxnn import models, nn, tasks
+from jaxnn import kernels, models, nn, tasks
 from jaxnn._batch_context import BatchSharding, use_batch_sharding
 from jaxnn._compat import TARGET
 from jaxnn.observe import Traced
@@ -69,7 +69,7 @@ def test_other_products_are_left_to_lax():
 SIZES = [(70, 160, 128), (90, 65, 300), (129, 300, 97), (400, 2, 1), (1, 5, 3), (0, 5, 3)]
 
 
-native_product = partial(nn.dot_general, implementation="onednn")
+native_product = partial(nn.dot_general, implementation="native")
 native_gradients = gradients(native_product)
 
 
@@ -104,7 +104,7 @@ def test_native_products_of_bfloat16_are_summed_in_float32_and_run_where_jit_is_
     x, kernel = draws.normal(0, 1, 5), draws.normal(1, 5, 3)
     with jax.disable_jit():
         assert_exact(native_gradients(x, kernel), x, kernel)
-    if not importlib.import_module("jaxnn_onednn").has_bfloat16():
+    if not importlib.import_module("jaxnn_native").has_bfloat16():
         pytest.skip("this CPU has no instructions for bfloat16")
     x, kernel = draws.normal(0, 70, 160, dtype=jnp.bfloat16), draws.normal(1, 160, 128, dtype=jnp.bfloat16)
     product = partial(native_product, dimension_numbers=DENSE)
@@ -119,7 +119,7 @@ def test_small_products_and_other_dtypes_are_left_to_xla():
         arrays = np.ones((128, shape[0]), dtype), np.ones(shape, dtype)
         return Traced(lambda *a: nn.dot_general(*a, DENSE), *arrays).implementations.get("dense", ["xla"])
 
-    assert chosen(65, 64) == ["onednn"]
+    assert chosen(65, 64) == ["native"]
     assert chosen(64, 64) == chosen(65, 64, dtype="float16") == ["xla"]
     rows = BatchSharding(80, lambda rows: rows, lambda function, *_: function)
     with use_batch_sharding(rows), pytest.raises(ConfigError, match="whose axis is not the first"):
@@ -222,7 +222,7 @@ def test_native_gradients_of_tables_have_the_bits_of_xla():
         return [jax.grad(partial(loss, method))(table) for method in ("__call__", "mean")]
 
     def gradients_by_xla(table: jax.Array) -> Any:
-        with nn.portable():
+        with kernels.portable():
             return gradients(table)
 
     assert Traced(gradients, table).implementations["lookup"] == ["native"]

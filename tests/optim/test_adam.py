@@ -51,6 +51,29 @@ def train(optimizer: Any, params: Any, num_steps: int = 3) -> Any:
     return jax.lax.scan(lambda state, _: (step(state, BATCH)[0], None), state, None, length=num_steps)[0]
 
 
+class Doubling(optax.GradientTransformationExtraArgs):
+    """Its own update takes twice the step, so that it can be seen."""
+
+    def update_params(self, gradient: Any, state: Any, params: Any, **extra: Any) -> Any:
+        assert extra.keys() == {"value", "grad", "value_fn"}
+        return jax.tree.map(lambda param, slope: param - 0.2 * slope, params, gradient), state
+
+
+def test_an_optimizer_of_ones_own_may_update_the_parameters_itself():
+    optimizer = Doubling(*optax.sgd(0.1))
+    params = {"a": jnp.arange(3.0)}
+    own, plain = (train(each, params, 1).params["a"] for each in (optimizer, optax.sgd(0.2)))
+    assert_close(own, plain)
+    clipped = (train(optim.with_clipping(each, 0.1), params, 1).params["a"] for each in (optimizer, optax.sgd(0.2)))
+    assert_close(*clipped)
+    # XLA partitions the program: Optax's update is taken.
+    sharded = (
+        tiny.fit(tiny.experiment(optimizer=lambda config, one=one: one, num_steps=1), strategy="fsdp").state.params
+        for one in (optimizer, optax.sgd(0.1))
+    )
+    assert_close(*sharded)
+
+
 def test_states_are_those_of_optax():
     run = jax.jit(lambda params: [[train(make(by), params) for make in CASES.values()] for by in (optim, optax)])
     ours, theirs = run(PARAMS)

@@ -18,6 +18,7 @@ import optax
 import pytest
 
 import jaxnn as jn
+from jaxnn import kernels
 from jaxnn._clock import Clock
 from jaxnn.engine import Flight, Stall
 from jaxnn.record import Checkpoints
@@ -273,12 +274,12 @@ def test_convolution_hint_gives_the_measured_cost(monkeypatch):
 @pytest.mark.needs_cpu
 def test_slow_implementations_are_a_hint_to_install_the_native_ones(monkeypatch):
     monkeypatch.delenv("JAXNN_NATIVE", raising=False)
-    monkeypatch.setitem(sys.modules, "jaxnn_onednn", None)
+    monkeypatch.setitem(sys.modules, "jaxnn_native", None)
     monkeypatch.setattr(os, "uname", lambda: types.SimpleNamespace(machine="x86_64"))
     monkeypatch.setattr(sys, "platform", "linux")
-    assert "but the package jaxnn-onednn is not installed: make onednn" in hint(SLOW, 0, convolution="channels_last")
-    assert "jaxnn-onednn is not installed" in hint({1: 0.002}, 0, trees="histograms")
-    assert hint({1: 0.002}, 0, convolution="channels_last") == hint(SLOW, 0, convolution="onednn") == ""
+    assert "but the package jaxnn-native is not installed: make native" in hint(SLOW, 0, convolution="channels_last")
+    assert "jaxnn-native is not installed" in hint({1: 0.002}, 0, trees="histograms")
+    assert hint({1: 0.002}, 0, convolution="channels_last") == hint(SLOW, 0, convolution="native") == ""
     monkeypatch.setenv("JAXNN_NATIVE", "off")
     assert hint(SLOW, 0, convolution="channels_last") == ""
     for value, words in (("on", "JAXNN_NATIVE is on, but .* not installed: make"), ("of", "'of': choose auto, on or")):
@@ -286,7 +287,7 @@ def test_slow_implementations_are_a_hint_to_install_the_native_ones(monkeypatch)
         with pytest.raises(jn.ConfigError, match=words):
             hint(SLOW, 0, convolution="channels_last")
     monkeypatch.delenv("JAXNN_NATIVE")
-    monkeypatch.setitem(sys.modules, "jaxnn_onednn", types.ModuleType("installed"))
+    monkeypatch.setitem(sys.modules, "jaxnn_native", types.SimpleNamespace(abi=lambda: kernels.ABI))
     assert hint(SLOW, 0, convolution="channels_last") == ""
 
 

@@ -17,7 +17,7 @@ from sklearn.metrics import ndcg_score
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import jaxnn as jn
-from jaxnn import trees
+from jaxnn import kernels, trees
 from jaxnn.estimators import NetworkClassifier, NetworkRegressor
 from jaxnn.trees import _model_files, _objectives
 from jaxnn.types import Examples
@@ -139,7 +139,7 @@ def test_the_native_kernel_grows_the_same_trees(settings, tmp_path):
     data = jn.data.binned((inputs, targets), categorical=(3,), max_bins=settings.get("max_bins", 255))
     native = tiny.fit(experiment(data=data, **settings), tmp_path / "native", **HOW)
     assert tiny.read(native.dir)["groups"][0]["implementations"]["trees"] == ["native"]
-    with jn.nn.portable():
+    with kernels.portable():
         other = tiny.fit(experiment(data=data, **settings), **HOW)
     assert same_trees(native, other)
 
@@ -176,7 +176,7 @@ def test_a_leaf_is_the_mean_of_its_rows_beside_an_outlier(portable):
     group[4] = 5
     means = np.array([1.0, 1.3, 2.0, 3.0, 0.0, 1e11])
     model = trees.GradientBoostingRegressor(num_trees=300, max_depth=3, l2=0.0)
-    with jn.nn.portable() if portable else contextlib.nullcontext():
+    with kernels.portable() if portable else contextlib.nullcontext():
         model.fit(group[:, None], means[group])
     np.testing.assert_allclose(model.predict(np.arange(6)[:, None]), means, rtol=1e-5, atol=1e-5)
 
@@ -192,7 +192,7 @@ def test_gains_are_right_at_any_scale_and_beside_a_large_difference(portable):
     means = ((left.mean(), half[left].mean(), half[~left].mean()) for left in sides)
     gain = max(250 * share * (1 - share) * (low - high) ** 2 for share, low, high in means)
     model = trees.GradientBoostingRegressor(**settings)
-    with jn.nn.portable() if portable else contextlib.nullcontext():
+    with kernels.portable() if portable else contextlib.nullcontext():
         for scale, weight, height in ((1.0, 1.0, 1e5), (1e8, 1e10, 1e3), (1e-8, 1e-11, 1e3)):
             model.fit(inputs, scale * (height * step + wave), np.full(1000, weight))
             np.testing.assert_allclose(model.state_["trees"]["gain"][0, 0, 1:3], gain * scale**2 * weight, rtol=1e-2)

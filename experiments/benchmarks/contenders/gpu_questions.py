@@ -140,8 +140,8 @@ def repeated(function: Callable[..., Any], *args: Any, **facts: Any) -> Measured
 
 
 def of_forms(day: Day) -> list[Group]:
-    """Returns which form of attention and LSTM is faster, by size: the rows of ``jaxnn/nn/measured.json``."""
-    then = "gpu_day.py --write-measured jaxnn/nn/measured.json"
+    """Returns which form of attention and LSTM is faster, by size: the rows of ``jaxnn/kernels/measured.json``."""
+    then = "gpu_day.py --write-measured jaxnn/kernels/measured.json"
     tokens, batch, steps = (64, 2, 4) if day.small else (16_384, 64, 64)
     found, gpu = [], day.kind == "gpu"
 

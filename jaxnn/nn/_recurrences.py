@@ -1,17 +1,15 @@
-"""Recurrences over ``[time, batch, features]``: loops with one product per step, native loops, and cuDNN's LSTM.
+"""Recurrences over ``[time, batch, features]``: loops with one product per step, and cuDNN's LSTM.
 
 Input products, derivatives of the gates and the recurrent kernel's gradient are computed outside the loops, for all
 steps at once. The residuals are the gates and the states.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax.linen.dtypes import promote_dtype
 from flax.linen.recurrent import flip_sequences
 from jax.custom_batching import sequential_vmap
@@ -19,14 +17,12 @@ from jax.experimental import rnn
 from jax.typing import DTypeLike
 
 from jaxnn._batch_context import map_rows
-from jaxnn.nn._choice import compute_capability
-from jaxnn.nn._custom_vjp import custom_vjp, native_or_xla
+from jaxnn._compat import compute_capability
+from jaxnn.kernels import custom_vjp, delayed, lstm, summed_products
 from jaxnn.nn._dense import dot_general
 from jaxnn.nn._layer_arguments import add_broadcast, with_wide_bias
-from jaxnn.nn._onednn import native_call, native_obstacle
 
 type _Pair = tuple[jax.Array, jax.Array]
-_FEW = 64  # rows of all time steps: arranging the kernel for the loop then costs as much as the products
 
 
 class Weights(NamedTuple):
@@ -49,7 +45,7 @@ def run_fused_inputs(
     """Returns the state after each sequence's last step, and the outputs ``[time, batch, features]``.
 
     ``carry`` is the state before the first step, ``[batch, features]`` or a tuple of such, the output last.
-    ``recurrence`` computes all steps; by default it is `_gru` if there is a recurrent bias, otherwise `_lstm`.
+    ``recurrence`` computes all steps; by default it is `_gru` if there is a recurrent bias, otherwise an LSTM.
     """
 
     def run(inputs: jax.Array, weights: Weights, carry: Any) -> tuple[Any, Any]:
@@ -66,7 +62,7 @@ def run_fused_inputs(
         wide = jnp.result_type(projected, recurrent_kernel, *jax.tree.leaves(carry))
         carry = jax.tree.map(lambda leaf: leaf.astype(wide), carry)
         biases = () if weights.recurrent_bias is None else (weights.recurrent_bias.astype(wide),)
-        steps = recurrence or (_gru if biases else _lstm)
+        steps = recurrence or (_gru if biases else lstm.fallback)
         return steps(add_broadcast(projected.astype(wide), operands[2][None, None]), recurrent_kernel, *biases, carry)
 
     # XLA would gather a sharded kernel in each step, and exchange rows where the batch is not the first axis.
@@ -89,136 +85,6 @@ def flip(sequences: jax.Array, lengths: jax.Array | None) -> jax.Array:
 flip.defvjp(lambda x, lengths: (flip(x, lengths), lengths), lambda lengths, g: (flip(g, lengths), None))
 
 
-def _delayed(first: jax.Array, sequence: jax.Array) -> jax.Array:
-    """The values before each step: ``first [...]``, then ``sequence [time, ...]`` without its last."""
-    return jnp.concatenate([first[None], sequence])[: sequence.shape[0]]
-
-
-def _summed_products(first: jax.Array, second: jax.Array) -> jax.Array:
-    """The outer products of ``[time, batch, m]`` and ``[time, batch, n]``, summed over time and batch: ``[m, n]``.
-
-    The summed axis comes first in both: in any other order XLA:CPU transposes one of them.
-    """
-    rows, others = (sequence.reshape(-1, sequence.shape[-1]) for sequence in (first, second))
-    return jax.lax.dot_general(rows, others, (((0,), (0,)), ((), ())))
-
-
-@custom_vjp
-def _lstm(projected: jax.Array, kernel: jax.Array, carry: _Pair) -> tuple[_Pair, _Pair]:
-    """All steps of an LSTM (Hochreiter and Schmidhuber, 1997, with the forget gate of Gers et al., 2000).
-
-    ``i, f, g, o = projected[t] + h @ kernel``; ``c = sigmoid(f) * c + sigmoid(i) * tanh(g)``;
-    ``h = sigmoid(o) * tanh(c)``.
-
-    Takes ``projected [time, batch, 4 * features]``, the inputs' products with their kernel plus the bias; ``kernel
-    [features, 4 * features]``, whose dtype is that of the recurrent product; and ``(c, h)`` before the first step,
-    ``[batch, features]`` each. Returns ``(c, h)`` after every step, and after the last.
-    """
-    last, states = _lstm_loop(projected, kernel, carry, lambda gates, c, h: (c, h))
-    return states, last
-
-
-def _lstm_loop(projected: jax.Array, kernel: jax.Array, carry: _Pair, keep: Callable[..., Any]) -> tuple[_Pair, Any]:
-    # sigmoid(x) = tanh(x / 2) / 2 + 1 / 2, so that one tanh computes all four gates.
-    halves = np.repeat([0.5, 0.5, 1.0, 0.5], carry[0].shape[-1])[None]
-    scale, offset = jnp.asarray(halves, projected.dtype), jnp.asarray(1 - halves, projected.dtype)
-    scaled_kernel = kernel * scale.astype(kernel.dtype)
-
-    def step(carry: _Pair, z: jax.Array) -> tuple[_Pair, Any]:
-        c, h = carry
-        product = jnp.matmul(h.astype(kernel.dtype), scaled_kernel, preferred_element_type=z.dtype)
-        gates = jnp.tanh(z * scale + product) * scale + offset
-        i, f, g, o = jnp.split(gates, 4, axis=-1)
-        c = f * c + i * g
-        h = o * jnp.tanh(c)
-        return (c, h), keep(gates, c, h)
-
-    return jax.lax.scan(step, carry, projected)
-
-
-def _lstm_forward(projected: jax.Array, kernel: jax.Array, carry: _Pair) -> tuple[tuple[_Pair, _Pair], tuple[Any, ...]]:
-    last, (gates, c) = _lstm_loop(projected, kernel, carry, lambda gates, c, h: (gates, c))
-    h = jnp.split(gates, 4, axis=-1)[3] * jnp.tanh(c)
-    return ((c, h), last), (gates, c, kernel, carry)
-
-
-def _lstm_backward(saved: tuple[Any, ...], cotangents: tuple[_Pair, _Pair]) -> tuple[jax.Array, jax.Array, _Pair]:
-    gates, c, kernel, (first_c, first_h) = saved
-    i, f, g, o = jnp.split(gates, 4, axis=-1)
-    tanh_c = jnp.tanh(c)
-    before_c, before_h = _delayed(first_c, c), _delayed(first_h, o * tanh_c)
-    slopes = jnp.concatenate([g * i * (1 - i), before_c * f * (1 - f), i * (1 - g * g), tanh_c * o * (1 - o)], axis=-1)
-
-    def step(carry: _Pair, x: tuple[jax.Array, ...]) -> tuple[_Pair, jax.Array]:
-        dc, dh = carry
-        to_c, to_h, slopes, slope_c, f = x
-        dh = dh + to_h
-        dc = dc + to_c + dh * slope_c
-        dz = jnp.concatenate([dc, dc, dc, dh], axis=-1) * slopes
-        dh = jnp.matmul(dz.astype(kernel.dtype), kernel.T, preferred_element_type=dh.dtype)
-        return (dc * f, dh), dz
-
-    (to_c, to_h), to_last = cotangents
-    steps = (to_c, to_h, slopes, o * (1 - tanh_c * tanh_c), f)
-    to_first, dz = jax.lax.scan(step, to_last, steps, reverse=True)
-    return dz, _summed_products(before_h.astype(kernel.dtype), dz.astype(kernel.dtype)), to_first
-
-
-_lstm.defvjp(_lstm_forward, _lstm_backward)
-
-
-def native_lstm_obstacle(sequences: jax.Array, dtypes: Sequence[Any], *, requested: bool) -> str | None:
-    """The reason why `native_lstm` cannot run over ``[time, batch, inputs]``, or should not by default; or None."""
-    if (obstacle := native_obstacle("jaxnn_lstm")) is not None:
-        return obstacle
-    if any(dtype != jnp.float32 for dtype in dtypes):
-        return f"it computes in float32, not in {', '.join(sorted({jnp.dtype(d).name for d in dtypes}))}"
-    if not all(isinstance(size, int) for size in sequences.shape):
-        return "a size is symbolic"
-    if not len(sequences):
-        return "there are no time steps"
-    few = math.prod(sequences.shape[:2]) < _FEW and not requested
-    return f"time steps times batch is less than {_FEW}, for which it is not faster" if few else None
-
-
-@custom_vjp
-def native_lstm(projected: jax.Array, kernel: jax.Array, carry: Any) -> Any:
-    """`_lstm` of float32 arrays by the package `jaxnn-onednn`: one call for all steps, another for their gradients.
-
-    Each thread computes some rows of the batch.
-    """
-    return _all_steps(projected, kernel, carry)[0]
-
-
-def _native_forward(projected: jax.Array, kernel: jax.Array, carry: Any) -> Any:
-    states = (*projected.shape[:2], kernel.shape[0])
-    shapes = [projected.shape, states, states]
-    gates, c, h = native_call("jaxnn_lstm", shapes, projected, kernel, *carry, in_place={0: 0})
-    return ((c, h), (c[-1], h[-1])), (projected, kernel, carry, gates, c, h)
-
-
-def _native_backward(saved: Any, cotangents: Any) -> Any:
-    _, kernel, (first_c, first_h), gates, c, h = saved
-    to_states, to_last = cotangents
-    operands, shapes = (gates, kernel, first_c, c, *to_states, *to_last), [x.shape for x in (gates, *to_last)]
-    dz, *to_first = native_call("jaxnn_lstm_backward", shapes, *operands, in_place={0: 0, 6: 1, 7: 2})
-    return dz, _summed_products(_delayed(first_h, h), dz), tuple(to_first)
-
-
-def _forward_by_xla(projected: jax.Array, kernel: jax.Array, carry: Any) -> Any:
-    out, (gates, *_) = _lstm_forward(projected, kernel, carry)
-    return out, (projected, kernel, carry, gates, *out[0])
-
-
-def _backward_by_xla(saved: Any, cotangents: Any) -> Any:
-    _, kernel, carry, gates, c, _ = saved
-    return _lstm_backward((gates, c, kernel, carry), cotangents)
-
-
-_all_steps = native_or_xla(_native_forward, _forward_by_xla)
-native_lstm.defvjp(_all_steps, native_or_xla(_native_backward, _backward_by_xla), push_forward=True)
-
-
 @custom_vjp
 def _gru(projected: jax.Array, kernel: jax.Array, bias: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
     """All steps of a GRU (Cho et al., 2014, arXiv:1406.1078) that resets after the product, as Flax's and cuDNN's.
@@ -226,7 +92,7 @@ def _gru(projected: jax.Array, kernel: jax.Array, bias: jax.Array, carry: jax.Ar
     ``r, z = sigmoid(projected[t, :, :2] + h @ kernel[:, :2])`` and ``n = tanh(projected[t, :, 2] + r * (h @ kernel[:,
     2] + bias))`` by thirds of the last axis; ``h = (1 - z) * n + z * h``.
 
-    Takes `_lstm`'s arguments, of three gates, and ``bias [features]`` of the recurrent product for ``n``. Returns
+    Takes an LSTM's arguments, of three gates, and ``bias [features]`` of the recurrent product for ``n``. Returns
     ``h`` after every step, and after the last.
     """
     last, states = _gru_loop(projected, kernel, bias, carry, lambda h, *gates: h)
@@ -259,7 +125,7 @@ def _gru_forward(projected: jax.Array, kernel: jax.Array, bias: jax.Array, carry
 def _gru_backward(saved: tuple[Any, ...], cotangents: _Pair) -> tuple[jax.Array, ...]:
     h, gates, n, inner, kernel, first = saved
     r, z = jnp.split(gates, 2, axis=-1)
-    before = _delayed(first, h)
+    before = delayed(first, h)
     slope_n = (1 - z) * (1 - n * n)
     slopes = jnp.concatenate([slope_n * inner * r * (1 - r), (before - n) * z * (1 - z), slope_n * r], axis=-1)
 
@@ -274,7 +140,7 @@ def _gru_backward(saved: tuple[Any, ...], cotangents: _Pair) -> tuple[jax.Array,
     to_first, total = jax.lax.scan(step, to_last, (to_h, slopes, z), reverse=True)
     product = jnp.tile(total, 3) * slopes
     gate_parts = 2 * (product.shape[-1] // 3)
-    to_kernel = _summed_products(before.astype(kernel.dtype), product.astype(kernel.dtype))
+    to_kernel = summed_products(before.astype(kernel.dtype), product.astype(kernel.dtype))
     to_projected = jnp.concatenate([product[..., :gate_parts], total * slope_n], axis=-1)
     return to_projected, to_kernel, product[..., gate_parts:].sum((0, 1)), to_first
 

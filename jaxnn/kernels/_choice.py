@@ -1,11 +1,11 @@
-"""The choice of an operation's implementation: by platform, by what was measured at its size, by obstacles."""
+"""The choice among an operation's implementations: by platform, by what was measured at its size, by obstacles."""
 
 from __future__ import annotations
 
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from importlib import resources
 from typing import Any, NamedTuple
@@ -17,43 +17,10 @@ from jaxnn._batch_context import Context, setting
 from jaxnn._compat import compute_capability, platform
 from jaxnn.types import ConfigError, suggest
 
-_GPU_ATTENTION = "cudnn", "xla", "math", "memory_efficient"
-# By operation and platform, best first; "other" is every platform not named. docs/performance.md has the measurements.
-_PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "convolution": {
-        "cpu": ("onednn", "channels_last", "xla"),
-        "gpu": ("patches", "xla"),
-        "other": ("xla", "channels_last"),
-    },
-    "dense": {"cpu": ("onednn", "xla"), "other": ("xla",)},
-    "dropout": {"cpu": ("native", "xla"), "other": ("xla",)},
-    "lookup": {"cpu": ("native", "xla"), "other": ("xla",)},
-    "recurrence": {
-        "cpu": ("native", "fused_inputs", "cudnn"),
-        "gpu": ("cudnn", "fused_inputs"),
-        "other": ("fused_inputs", "cudnn"),
-    },
-    "attention": {"cpu": ("native", "math", "memory_efficient"), "gpu": _GPU_ATTENTION, "other": ("xla",)},
-    "normalization": {"cpu": ("native", "custom_vjp", "xla"), "other": ("xla", "custom_vjp")},
-    "adam": {"cpu": ("native", "xla"), "other": ("xla",)},
-    "trees": {"cpu": ("native", "histograms"), "other": ("histograms",)},
-    "histogram": {"cpu": ("by_column", "all_columns"), "other": ("all_columns", "by_column")},
-}
-_MANY_CLASSES = 1024
 _portable: ContextVar[bool] = ContextVar("portable", default=False)
 _reasons: ContextVar[dict[str, bool] | None] = ContextVar("reasons", default=None)
 # A measurement holds for smaller sizes, and below this many times its own.
 _HOLDS_BELOW = 2
-
-
-def padded_classes(count: int) -> int:
-    """Returns the width of a product with ``count`` classes: on a GPU a multiple of 128 for 1,024 classes or more.
-
-    Tensor cores load rows in units of 16 bytes, which 8 numbers of two bytes fill; a row of 50,257, as GPT-2's, starts
-    anywhere. Of fewer than 1,024 classes the padding would be a large share, and the product is a small one.
-    """
-    is_ragged = count >= _MANY_CLASSES and count % 8 != 0
-    return count + -count % 128 if is_ragged and platform() == "gpu" else count
 
 
 class Size(NamedTuple):
@@ -64,16 +31,25 @@ class Size(NamedTuple):
     text: str  # ``4 × 256 keys``
 
 
-def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None], size: Size | None = None) -> str:
-    """Returns the implementation ``given``, or for None the first of `_PREFERRED` without an obstacle.
+def choose(
+    operation: str,
+    given: str | None,
+    obstacles: Mapping[str, str | None],
+    preferred: Mapping[str, Sequence[str]],
+    size: Size | None = None,
+) -> str:
+    """Returns the implementation ``given``, or for None the first of the ``preferred`` without an obstacle.
 
+    ``preferred`` has the implementations by platform, best first, ``"other"`` for every platform that it does not name;
     ``obstacles`` maps an implementation to the reason why it cannot be used here, or None. On a GPU, the faster one at
-    this ``size`` is first, if it was measured on a card of this compute capability (``measured.json``).
+    this ``size`` is first, if it was measured on a card of this compute capability (``measured.json``). ConfigError if
+    ``given`` is unknown or has an obstacle, or if all have.
 
-    >>> jn.nn.choose("normalization", None, {"native": "the package is not installed"})  # on a CPU
-    'custom_vjp'
+    >>> from jaxnn.kernels import choose
+    >>> forms = {"cpu": ("native", "xla"), "other": ("xla",)}
+    >>> choose("sort", None, {"native": "the package is not installed"}, forms)
+    'xla'
     """
-    preferred = _PREFERRED[operation]
     if given is None:
         order = preferred["other"] if _portable.get() else preferred.get(platform(), preferred["other"])
         if size is not None and (first := _measured(operation, size, obstacles)) is not None:
@@ -95,7 +71,7 @@ def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None
 @functools.cache
 def _measurements() -> list[dict[str, Any]]:
     """Rows of ``measured.json``, which the benchmark ``gpu_day`` writes."""
-    text = resources.files("jaxnn.nn").joinpath("measured.json").read_text()
+    text = resources.files("jaxnn.kernels").joinpath("measured.json").read_text()
     return json.loads(text)  # type: ignore[no-any-return]
 
 

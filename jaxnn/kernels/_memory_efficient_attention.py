@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxnn.nn._custom_vjp import custom_vjp
+from jaxnn.kernels._custom_vjp import custom_vjp
 
 BLOCK = 256  # tokens: at head_dim 64 the blocks of a head fit into 1 MB of cache
 _LOWEST = -1e30  # below any real score, and finite, so that differences are finite

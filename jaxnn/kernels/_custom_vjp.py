@@ -27,13 +27,6 @@ def vary_together[*Ts](*trees: *Ts) -> tuple[*Ts]:
     return jax.tree.map(vary, trees)  # type: ignore[no-any-return]
 
 
-def native_or_xla(native: Callable[..., Any], by_xla: Callable[..., Any]) -> Callable[..., Any]:
-    """The native form with the derivatives of the other, which programs for other platforms have."""
-    function = jax.custom_jvp(lambda *args: jax.lax.platform_dependent(*args, cpu=native, default=by_xla))
-    function.defjvp(lambda primals, tangents: jax.jvp(by_xla, primals, tangents))
-    return function
-
-
 class custom_vjp[R]:  # noqa: N801
     """A function with a custom backward pass, differentiable in either mode and to any order.
 

@@ -9,16 +9,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 
 from jaxnn._batch_context import map_rows, shard_rows, sharding_obstacle
-from jaxnn.nn._choice import Size, choose, compute_capability, scope
-from jaxnn.nn._custom_vjp import custom_vjp, native_or_xla
-from jaxnn.nn._memory_efficient_attention import BLOCK, memory_efficient_attention
-from jaxnn.nn._onednn import native_call, native_obstacle, onednn_package
+from jaxnn._compat import compute_capability
+from jaxnn.kernels._choice import Size, choose, scope
+from jaxnn.kernels._kernel import Kernel
+from jaxnn.kernels._memory_efficient_attention import BLOCK, memory_efficient_attention
+from jaxnn.kernels._package import native_call, native_package, package_obstacle
 from jaxnn.types import ConfigError
 
+_ON_GPU = "cudnn", "xla", "math", "memory_efficient"
+_PREFERRED = {"cpu": ("native", "math", "memory_efficient"), "gpu": _ON_GPU, "other": ("xla",)}
 _FEW_HEADS, _FEW_SCORES = 4, 2**14
 _CACHED_SCORES_BYTES = 2**25  # of a card's cache, such as an H200's
 _MAX_SCORES_BYTES = 2**23  # beyond, with several blocks, "memory_efficient" is measured to be faster on CPU too
@@ -43,7 +45,7 @@ def attention(
     key, or that is padding, gives zeros and has no gradient; NaN in padding queries, or in keys and values that
     ``lengths`` or ``mask`` hide from all queries, has no effect.
 
-    ``"native"`` is a kernel of the package of ``make onednn``, for float32 on a CPU, without mask and bias. ``"math"``
+    ``"native"`` is a kernel of the package of ``make native``, for float32 on a CPU, without mask and bias. ``"math"``
     materializes all scores; ``"memory_efficient"`` never does and takes no bias; both compute in float32 or wider.
     ``"xla"`` is JAX's own, with a float32 softmax for float64 too; ``"cudnn"`` is JAX's on an NVIDIA GPU in half
     precision, without forward mode. A function is called as ``jax.nn.dot_product_attention(query, key, value, bias,
@@ -73,7 +75,7 @@ def attention(
     """
     args = _checked(_Arguments(query, key, value, mask, bias, lengths, query_lengths, causal, scale))
     if not callable(implementation):
-        implementation = choose("attention", implementation, _obstacles(args, implementation), _size(args))
+        implementation = choose("attention", implementation, _obstacles(args, implementation), _PREFERRED, _size(args))
     with scope("attention", implementation):
         # Sharded along other axes, cuDNN's kernels cannot be compiled.
         args = _Arguments._make((*shard_rows(args[:3]), *args[3:]))
@@ -247,66 +249,60 @@ def _by_function(args: _Arguments, compute: Callable[..., jax.Array], **options:
 
 
 def _native(args: _Arguments) -> jax.Array:
-    batch, num_keys = args.key.shape[:2]
-    lengths = jnp.full(batch, num_keys, jnp.int32) if args.lengths is None else args.lengths
-    run = map_rows(_native_kernel(args.causal), batch, (0,) * 4, 0)
-    out: jax.Array = run(args.query * jnp.asarray(args.scale, args.query.dtype), args.key, args.value, lengths)
+    run = map_rows(functools.partial(_of_scaled.compute, causal=args.causal), len(args.key), (0,) * 4, 0)
+    out: jax.Array = run(args.query * jnp.asarray(args.scale, args.query.dtype), args.key, args.value, _lengths(args))
     return out
 
 
-@functools.cache
-def _native_kernel(causal: bool) -> Callable[..., jax.Array]:
-    """A function of the scaled ``query [batch, T, heads, head_dim]``, ``key``, ``value`` and ``lengths [batch]``."""
+def _lengths(args: _Arguments) -> jax.Array:
+    batch, num_keys = args.key.shape[:2]
+    return jnp.full(batch, num_keys, jnp.int32) if args.lengths is None else args.lengths
 
-    def forward(*arrays: jax.Array) -> Any:
-        batch, num_queries, heads, _ = shape = arrays[0].shape
-        shapes = [shape, (batch, heads, num_queries)]
-        output, log_sums = native_call("jaxnn_attention", shapes, *arrays, causal=np.int64(causal))
-        return output, (*arrays, output, log_sums)
 
-    def backward(saved: Any, cotangent: jax.Array) -> Any:
-        shapes = [array.shape for array in saved[:3]]
-        return *native_call("jaxnn_attention_backward", shapes, *saved, cotangent, causal=np.int64(causal)), None
+def _by_xla(query: jax.Array, key: jax.Array, value: jax.Array, lengths: jax.Array, *, causal: bool) -> jax.Array:
+    args = _Arguments(query, key, value, None, None, lengths, None, causal, 1.0)
+    query, key, value = _heads_first(args)
+    weights, total = _weights(args, query, key)
+    # Divided first, so that the gradient needs no product with the values.
+    return (weights / total @ value).swapaxes(1, 2)
 
-    def by_xla(query: jax.Array, key: jax.Array, value: jax.Array, lengths: jax.Array) -> jax.Array:
-        args = _Arguments(query, key, value, None, None, lengths, None, causal, 1.0)
-        query, key, value = _heads_first(args)
-        weights, total = _weights(args, query, key)
-        # Divided first, so that the gradient needs no product with the values.
-        return (weights / total @ value).swapaxes(1, 2)
 
-    def forward_by_xla(*arrays: jax.Array) -> Any:
-        unused = jnp.zeros_like(arrays[0][..., 0]).swapaxes(1, 2)  # the backward pass below computes everything again
-        output = by_xla(*arrays)
-        return output, (*arrays, output, unused)
+def _forward(*arrays: jax.Array, causal: bool) -> Any:
+    batch, num_queries, heads, _ = shape = arrays[0].shape
+    output, log_sums = native_call("jaxnn_attention", [shape, (batch, heads, num_queries)], *arrays, causal=causal)
+    return output, (output, log_sums)
 
-    def backward_by_xla(saved: Any, cotangent: jax.Array) -> Any:
-        query, key, value, lengths, *_ = saved
-        pull = jax.vjp(lambda q, k, v: by_xla(q, k, v, lengths), query, key, value)[1]
-        return *pull(cotangent), None
 
-    both = native_or_xla(forward, forward_by_xla)
-    function = custom_vjp(lambda *arrays: both(*arrays)[0])
-    function.defvjp(both, native_or_xla(backward, backward_by_xla), push_forward=True)
-    return function
+def _backward(operands: Any, kept: Any, cotangent: jax.Array, *, causal: bool) -> Any:
+    shapes = [array.shape for array in operands[:3]]
+    return *native_call("jaxnn_attention_backward", shapes, *operands, *kept, cotangent, causal=causal), None
+
+
+def _unfit(query: Any, key: Any, value: Any, lengths: Any, *, causal: bool) -> str | None:
+    if not native_package().has_attention():
+        return "this CPU lacks AVX2"
+    if query.dtype != jnp.float32:
+        return f"it computes in float32, not in {query.dtype}"
+    if not all(isinstance(size, int) for array in (query, key, value) for size in array.shape):
+        return "a size is symbolic"
+    return sharding_obstacle(len(query))
+
+
+def _slower(query: Any, key: Any, value: Any, lengths: Any, *, causal: bool) -> str | None:
+    batch, num_queries, heads, _ = query.shape
+    few = batch * heads < _FEW_HEADS or batch * heads * num_queries * key.shape[1] < _FEW_SCORES
+    return "there are few heads or scores, for which it is not faster" if few else None
+
+
+# Of the scaled ``query [batch, T, heads, head_dim]``, ``key``, ``value`` and ``lengths [batch]``.
+_of_scaled = Kernel("attention", _by_xla, None, _unfit, _slower, gradient=(_forward, _backward))
 
 
 def _native_obstacle(args: _Arguments, given: str | None) -> str | None:
-    if (obstacle := native_obstacle("jaxnn_attention")) is not None:
-        return obstacle
-    if not onednn_package().has_attention():
-        return "this CPU lacks AVX2"
-    if args.query.dtype != jnp.float32:
-        return f"it computes in float32, not in {args.query.dtype}"
     if args.mask is not None or args.bias is not None:
-        return "it takes neither mask nor bias"
-    if not all(isinstance(size, int) for array in args[:3] for size in array.shape):
-        return "a size is symbolic"
-    batch, num_queries, heads, _ = args.query.shape
-    if (obstacle := sharding_obstacle(batch)) is not None:
-        return obstacle
-    few = batch * heads < _FEW_HEADS or batch * heads * num_queries * args.key.shape[1] < _FEW_SCORES
-    return "there are few heads or scores, for which it is not faster" if few and given is None else None
+        return package_obstacle() or "it takes neither mask nor bias"
+    arrays = *args[:3], args.lengths
+    return _of_scaled.obstacle(*arrays, requested=given is not None, causal=args.causal)
 
 
 _IMPLEMENTATIONS = {

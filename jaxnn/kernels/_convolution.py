@@ -20,14 +20,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import ad, batching
 
-from jaxnn.nn._custom_vjp import vary_together
+from jaxnn._batch_context import map_rows
+from jaxnn.kernels._custom_vjp import vary_together
+from jaxnn.kernels._kernel import Kernel
+from jaxnn.kernels._package import native_call, native_package
+from jaxnn.kernels._product import dtype_obstacle
 
 _THIN = 4  # inputs with at most this many features, such as images, are thin
 _CHUNK = 8  # examples
 _CACHED = 1_000_000  # float32 elements that fit into the caches beside the other data of a network
 _MAX_TAPS = 128  # kernel positions, each an operation in the program
+_ROLES = "input", "kernel", "output"  # numbered as in the package
 _FEW_ELEMENTS = 32  # of a kernel for each output feature: 3×3 of coloured images, 5×5 of grey ones
 
 
@@ -46,7 +51,7 @@ class Geometry(NamedTuple):
     preferred_element_type: Any
     precision: Any
     groups: int = 1
-    # ``native``: on a CPU, by the kernels of `jaxnn.nn._onednn`; ``patches``: XLA's own, and members by patches.
+    # ``native``: on a CPU, by the native package; ``patches``: XLA's own, and members by patches.
     form: str = "channels_last"
 
     def dilated(self) -> zip[tuple[int, int, int, int]]:
@@ -169,7 +174,7 @@ def _shifted(inputs: jax.Array, geometry: Geometry) -> list[jax.Array]:
 def convolve(inputs: jax.Array, kernel: jax.Array, geometry: Geometry) -> jax.Array:
     """The convolution of ``[batch, *input_size, in_features]`` and ``[*kernel_size, in_features, out_features]``."""
     inputs, kernel = vary_together(inputs, kernel)
-    result: jax.Array = convolution.bind(inputs, kernel, missing="output", geometry=geometry)
+    result: jax.Array = _convolution.bind(inputs, kernel, missing="output", geometry=geometry)
     return result
 
 
@@ -272,13 +277,17 @@ def _member_axes(operand: Any, geometry: Geometry) -> int:
     return operand.ndim - len(geometry.input_size) - 2  # type: ignore[no-any-return]
 
 
+def _sizes(operands: Any, missing: str, geometry: Geometry) -> dict[str, int]:
+    """Sizes of the batch and the features; the input features of one group, unless the kernel is ``missing``."""
+    ahead = _member_axes(operands[0], geometry)
+    given = zip(_operand_roles(missing), [x.shape[ahead:] for x in operands], strict=True)
+    return {name: shape[axis] for role, shape in given for name, axis in _AXES[role].items()}
+
+
 def abstract_result(*operands: Any, missing: str, geometry: Geometry) -> Any:
     """The abstract value of the primitive's result."""
-    ahead = _member_axes(operands[0], geometry)
-    members, operand_shapes = operands[0].shape[:ahead], [x.shape[ahead:] for x in operands]
-    given = zip(_operand_roles(missing), operand_shapes, strict=True)
-    sizes = {name: shape[axis] for role, shape in given for name, axis in _AXES[role].items()}
-    if missing == "input":  # a kernel has the input features of one group
+    members, sizes = operands[0].shape[: _member_axes(operands[0], geometry)], _sizes(operands, missing, geometry)
+    if missing == "input":
         sizes["in_features"] *= geometry.groups
     elif missing == "kernel":
         sizes["in_features"] //= geometry.groups
@@ -293,14 +302,14 @@ def _transpose(wanted: int, cotangent: jax.Array, *operands: Any, missing: str, 
     roles = _operand_roles(missing)
     arrays = {roles[1 - wanted]: operands[1 - wanted], missing: cotangent}
     given = [arrays[role] for role in _operand_roles(roles[wanted])]
-    return convolution.bind(*given, missing=roles[wanted], geometry=geometry)
+    return _convolution.bind(*given, missing=roles[wanted], geometry=geometry)
 
 
 def _batch(operands: Any, dims: Any, *, missing: str, geometry: Geometry) -> tuple[jax.Array, int]:
     # Never a grouped convolution: members are put side by side along the batch, or along the output features if they
-    # share thin inputs; otherwise they run one after another, or at once in a kernel of `jaxnn.nn._onednn`, or as
+    # share thin inputs; otherwise they run one after another, or at once in the native kernel, or as
     # products of patches.
-    apply = functools.partial(convolution.bind, missing=missing, geometry=geometry)
+    apply = functools.partial(_convolution.bind, missing=missing, geometry=geometry)
     if None not in dims:
         return apply(*(jnp.moveaxis(x, dim, 0) for x, dim in zip(operands, dims, strict=True))), 0
     k = 0 if dims[1] is None else 1  # the operand of which each member has its own
@@ -339,9 +348,100 @@ def _with_copies(apply: Callable[..., jax.Array], operands: Any, dims: Any) -> t
     return apply(*each), 0
 
 
-convolution = Primitive("channels_last_convolution")
-convolution.def_impl(functools.partial(xla.apply_primitive, convolution))
-convolution.def_abstract_eval(abstract_result)
-ad.defbilinear(convolution, functools.partial(_transpose, 0), functools.partial(_transpose, 1))
-batching.primitive_batchers[convolution] = _batch
-mlir.register_lowering(convolution, mlir.lower_fun(evaluate, multiple_results=False))
+def _natively(first: jax.Array, second: jax.Array, *, missing: str, geometry: Geometry) -> jax.Array:
+    if geometry.form != "native":
+        return evaluate(first, second, missing=missing, geometry=geometry)
+    g, aval = geometry, abstract_result(first, second, missing=missing, geometry=geometry)
+    dtype = jnp.promote_types(first.dtype, second.dtype)
+    # A kernel's gradient is summed over parts of the batch in float32.
+    like = jax.ShapeDtypeStruct(aval.shape, dtype if aval.dtype == dtype and missing != "kernel" else jnp.float32)
+    low, high = zip(*g.padding, strict=True)
+    windows = {"strides": g.strides, "low": low, "high": high, "dilation": g.kernel_dilation}
+    numbers: dict[str, Any] = {"missing": _ROLES.index(missing), "groups": g.groups, **windows}
+    arrays = first.astype(dtype), second.astype(dtype)
+    (result,) = native_call("jaxnn_convolution", [like], *arrays, **numbers)
+    return result.astype(aval.dtype)
+
+
+def _unfit(inputs: Any, kernel: Any, geometry: Geometry, groups: int) -> str | None:
+    g, output_like = geometry, jax.ShapeDtypeStruct((), geometry.output_dtype)
+    if (obstacle := dtype_obstacle(inputs, kernel, output_like)) is not None:
+        return obstacle
+    if not 3 <= inputs.ndim <= 5:
+        return f"it has 1 to 3 spatial axes, not {inputs.ndim - 2}"
+    if max(g.input_dilation) > 1 and max(g.strides) > 1:
+        return "it takes no convolution with both strides and input dilation"
+    dilated = [(size - 1) * factor + 1 for size, factor in zip(g.input_size, g.input_dilation, strict=True)]
+    if any(n + min(a, 0) + min(b, 0) < 1 for n, (a, b) in zip(dilated, g.padding, strict=True)):
+        return "padding crops all of the input"
+    windows = g.strides, g.input_dilation, g.kernel_dilation, g.kernel_size, groups
+    if native_package().fits_convolution(*windows, *kernel.shape[-2:], inputs.dtype == jnp.float32):
+        return None
+    return "the package jaxnn-native was built without oneDNN, and Winograd's algorithm does not fit"
+
+
+def _products(*operands: Any, missing: str, geometry: Geometry) -> float:
+    """The same for all three: each output is a sum over its group's kernel, without the zeros of input dilation."""
+    g, sizes = geometry, _sizes(operands, missing, geometry)
+    members = math.prod(operands[0].shape[: _member_axes(operands[0], geometry)])
+    per_pixel = math.prod(g.kernel_size) * sizes["in_features"] / (g.groups if missing == "kernel" else 1)
+    pixels = sizes["batch"] * math.prod(g.output_size) / math.prod(g.input_dilation)
+    return float(members * pixels * sizes["out_features"] * per_pixel)
+
+
+# Whether it fits is asked of ``inputs``, ``kernel``, their geometry and the number of groups.
+convolution = Kernel("convolution", evaluate, _natively, _unfit, products=_products)
+
+
+def native_conv(inputs: jax.Array, kernel: jax.Array, geometry: Geometry, groups: int) -> jax.Array:
+    """The convolution of ``[batch, *input_size, in_features]`` and ``[*kernel_size, in_features // groups, out]``.
+
+    `convolution` had no obstacle. In a program that XLA partitions, each device convolves its rows.
+    """
+    g = geometry._replace(groups=groups, form="native")
+
+    convolve_rows = _transposed_convolution if max(g.input_dilation) > 1 else _cropped_convolution
+    run = map_rows(functools.partial(convolve_rows, geometry=g), inputs.shape[0], (0, None), 0)
+    return run(inputs, kernel)  # type: ignore[no-any-return]
+
+
+def _cropped_convolution(inputs: jax.Array, kernel: jax.Array, geometry: Geometry) -> jax.Array:
+    """Crops the input first where padding is negative, which the native kernel does not have."""
+    crops = [(min(low, 0), min(high, 0), 0) for low, high in geometry.padding]
+    if any(map(any, crops)):
+        inputs = lax.pad(inputs, jnp.zeros((), inputs.dtype), [(0, 0, 0), *crops, (0, 0, 0)])
+        padding = tuple((max(low, 0), max(high, 0)) for low, high in geometry.padding)
+        geometry = geometry._replace(input_size=inputs.shape[1:-1], padding=padding)
+    return convolve(inputs, kernel, geometry)
+
+
+def _transposed_convolution(inputs: jax.Array, kernel: jax.Array, geometry: Geometry) -> jax.Array:
+    """The convolution of a dilated input: the input gradient of one with strides and the flipped kernel."""
+    g = geometry
+    borders = [(k - 1 - low, x - y + low) for x, k, y, low in g.dilated()]
+    # Outputs beyond the reach of the kernel are zeros, which are added in the end.
+    beyond = [(max(-low, 0), max(-high, 0), 0) for low, high in borders]
+    size = tuple(n - low - high for n, (low, high, _) in zip(g.output_size, beyond, strict=True))
+    inverse = g._replace(
+        input_size=size,
+        output_size=g.input_size,
+        strides=g.input_dilation,
+        input_dilation=g.strides,
+        padding=tuple((max(low, 0), max(high, 0)) for low, high in borders),
+        dtype=g.output_dtype,
+        output_dtype=g.dtype,
+    )
+    flipped = jnp.flip(kernel, range(kernel.ndim - 2))
+    by_group = flipped.reshape(*flipped.shape[:-1], g.groups, -1)  # [*kernel_size, in, groups, out]
+    swapped = jnp.swapaxes(by_group, -3, -1).reshape(*kernel.shape[:-2], kernel.shape[-1] // g.groups, -1)
+    result = _convolution.bind(swapped, inputs, missing="input", geometry=inverse)
+    if any(map(any, beyond)):
+        result = lax.pad(result, jnp.zeros((), result.dtype), [(0, 0, 0), *beyond, (0, 0, 0)])
+    return result  # type: ignore[no-any-return]
+
+
+_convolution = Primitive("channels_last_convolution")
+_convolution.def_abstract_eval(abstract_result)
+ad.defbilinear(_convolution, functools.partial(_transpose, 0), functools.partial(_transpose, 1))
+batching.primitive_batchers[_convolution] = _batch
+convolution.lower(_convolution)

@@ -1,0 +1,66 @@
+"""A kernel: its native form on CPUs, the fallback for derivatives and other platforms, and when each is taken."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxnn.kernels import Kernel, collect_reasons
+from jaxnn.observe import Traced
+from tests import native
+
+
+def forward(x: jax.Array, *, power: int) -> Any:
+    return x * x if power == 2 else x**power, (power * x ** (power - 1),)
+
+
+def backward(operands: Any, kept: Any, cotangent: jax.Array, *, power: int) -> Any:
+    return (kept[0] * cotangent,)
+
+
+def raised(x: jax.Array, *, power: int) -> jax.Array:
+    return jnp.exp(power * jnp.log(x))
+
+
+KERNEL = Kernel("power", raised, None, lambda x, **_: None if x.ndim else "it is a number", gradient=(forward, backward))
+X = jnp.array([0.5, 1.5, 3.0])
+
+
+def primitives(function: Any, *arrays: Any, platform: str = "cpu") -> str:
+    return str(jax.jit(function).trace(*arrays).lower(lowering_platforms=(platform,)).as_text())
+
+
+def cube(x: jax.Array) -> jax.Array:
+    return KERNEL.compute(x, power=3)
+
+
+def test_all_derivatives_and_transformations_are_those_of_the_operation():
+    grad = jax.grad(lambda x: cube(x).sum())
+    np.testing.assert_allclose(cube(X), X**3, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(grad)(X), 3 * X**2, rtol=1e-6)
+    np.testing.assert_allclose(jax.jvp(cube, (X,), (X,))[1], 3 * X**3, rtol=1e-6)
+    np.testing.assert_allclose(jax.hessian(lambda x: cube(x).sum())(X), jnp.diag(6 * X), rtol=1e-5)
+    np.testing.assert_allclose(jax.vmap(grad)(X[:, None])[:, 0], 3 * X**2, rtol=1e-6)
+    np.testing.assert_allclose(jax.lax.map(grad, X[:, None])[:, 0], 3 * X**2, rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(lambda x: jax.checkpoint(cube)(x).sum())(X), 3 * X**2, rtol=1e-6)
+    with jax.disable_jit():
+        np.testing.assert_allclose(grad(X), 3 * X**2, rtol=1e-6)
+    for platform, has_logarithm in (("cpu", False), ("cuda", True)):
+        for function in (cube, grad):
+            assert ("log" in primitives(function, X, platform=platform)) == has_logarithm
+
+
+@native.needed
+@pytest.mark.needs_cpu
+def test_the_form_is_chosen_by_types_and_speed_and_named():
+    def forms(x: jax.Array, kernel: Kernel = KERNEL) -> Any:
+        with collect_reasons() as reasons:
+            return Traced(lambda x: kernel(x, power=2), x).implementations["power"], [*reasons]
+
+    assert forms(X) == (["native"], [])
+    assert forms(X[0]) == (["xla"], ["power without native: it is a number"])
+    assert forms(X, KERNEL._replace(slower=lambda x, **_: "it is small")) == (["xla"], [])
+    with jax.disable_jit():
+        assert KERNEL(X, power=2).tolist() == (X * X).tolist()
