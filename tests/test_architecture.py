@@ -25,8 +25,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIBRARY = sorted((ROOT / "jaxnn").rglob("*.py"))
 LEVELS = (
     "types > _batch_context _clock _compat _equations _fields _fingerprints _json _statistics > _checked_json _text"
-    " > _disk _figures _provenance _signals _transfers > kernels > nn data optim observe search > models > tasks > steps"
-    " > parallel > record > engine > run > trees > sweeps > proof > decisions > advice plans testing estimators"
+    " > _disk _figures _provenance _signals _transfers > kernels > nn data optim observe search > models > tasks"
+    " > steps > parallel > record > engine > run > trees > sweeps > proof > decisions > advice plans testing estimators"
     " > cli > __init__ > __main__"
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS.split(" > ")) for package in packages.split()}

@@ -69,6 +69,8 @@ def devices() -> None:
         limit = device["memory_limit_bytes"]
         memory = f", {format_bytes(limit)} memory" if limit else ""
         print(f"device    {device['platform']}:{device['id']} {device['kind']}{memory}")
+    if described["native"]:
+        print(f"native    {described['native']}")
     print("versions  " + ", ".join(f"{k} {v}" for k, v in described["versions"].items() if v))
     if reason := missing_gpu():
         print(f"warning   {reason}")

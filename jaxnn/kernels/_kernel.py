@@ -46,8 +46,8 @@ class Kernel(NamedTuple):
             ``forward(*operands, **static)`` returns the result and a tuple of what the backward pass needs besides the
             operands; ``backward(operands, kept, cotangent, **static)`` returns a cotangent for each operand, None for
             integers.
-        fallback_gradient: the same two in pure JAX, if they take less than to differentiate the fallback, which computes
-            its result once more.
+        fallback_gradient: the same two in pure JAX, if they take less than to differentiate the fallback, which
+            computes its result once more.
         products: ``products(*operands, **static)`` is the number of multiplications, if the fallback's program does not
             show it.
         fallback_name: the name of the fallback as an ``implementation``.

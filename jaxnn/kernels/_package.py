@@ -59,6 +59,13 @@ def native_missing() -> str | None:
     return package if isinstance(package, str) and package != _OFF and platform() == "cpu" else None
 
 
+def describe_native() -> str:
+    """Returns what native kernels compute here: ``jaxnn-native 0.2.0 with oneDNN, AVX-512``, or why none do."""
+    if isinstance(package := native_package(), str):
+        return f"not used: {package}"
+    return f"jaxnn-native {package.__version__}{' with oneDNN' * package.has_onednn()}, {package.instructions()}"
+
+
 def native_call(
     target: str,
     results: Sequence[Any],

@@ -6,7 +6,7 @@ Arguments that do not fit together raise `ConfigError`, and so does an implement
 from jaxnn._batch_context import batch_mask
 from jaxnn.kernels import attention
 from jaxnn.nn._conv import Conv, conv_general_dilated
-from jaxnn.nn._cross_entropy import cross_entropy, linear_cross_entropy
+from jaxnn.nn._cross_entropy import cross_entropy
 from jaxnn.nn._dense import Dense, dot_general
 from jaxnn.nn._dropout import Dropout
 from jaxnn.nn._embedding import Embed
@@ -34,7 +34,6 @@ __all__ = [
     "conv_general_dilated",
     "cross_entropy",
     "dot_general",
-    "linear_cross_entropy",
     "max_pool",
     "partitioned",
 ]

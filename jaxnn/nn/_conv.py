@@ -89,8 +89,8 @@ def conv_general_dilated(
     For Flax's own layer: ``flax.linen.Conv(..., conv_general_dilated=jaxnn.nn.conv_general_dilated)``. Implementations:
 
     - ``"native"``: on CPUs, if the package `jaxnn-native` is installed (``make native``): all three forms, of float32
-      and bfloat16, by Winograd's algorithm or oneDNN on XLA's threads. Bits depend on the CPU's instructions. In a jaxpr
-      it is a ``channels_last_convolution`` too.
+      and bfloat16, by Winograd's algorithm or oneDNN on XLA's threads. Bits depend on the CPU's instructions. In a
+      jaxpr it is a ``channels_last_convolution`` too.
     - ``"xla"``: ``jax.lax``'s own. On CPU, gradients are slow in a loop such as `jax.lax.scan` (jax#12868), and so are
       grouped convolutions anywhere, which `jax.vmap` over kernels creates too (jax#26568).
     - ``"channels_last"``: the gradients have channels last too, and are as fast in a loop as outside. Groups and

@@ -20,20 +20,21 @@ import numpy as np
 
 from jaxnn._compat import UNOPENED
 from jaxnn._text import format_bytes
+from jaxnn.kernels import describe_native
 from jaxnn.types import ConfigError, PyTree, cpu_count, on_one_line
 
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "jaxnn")
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "jaxnn", "jaxnn-native")
 _CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 _INSTALL = 'pip install "jax[cuda13]"'
 
 
 def describe_devices() -> dict[str, Any]:
-    """Returns the backend, its devices with their memory in bytes, the CPU cores of this process, and versions.
+    """Returns the backend, its devices with their memory in bytes, CPU cores, native kernels, and versions.
 
     Unknown values, such as the memory of a CPU device, are None. Raises ConfigError if JAX cannot start a backend.
 
     >>> sorted(jn.observe.describe_devices())
-    ['backend', 'cpu_count', 'devices', 'versions']
+    ['backend', 'cpu_count', 'devices', 'native', 'versions']
     """
     try:
         devices = jax.devices()
@@ -54,6 +55,7 @@ def describe_devices() -> dict[str, Any]:
         "backend": jax.default_backend(),
         "devices": [describe(device) for device in devices],
         "cpu_count": cpu_count(),
+        "native": describe_native() if jax.default_backend() == "cpu" else None,
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
     }
 

@@ -80,10 +80,6 @@ def first_labels(x: jax.Array) -> jax.Array:
     return jnp.int32(x[..., 0] > 0)
 
 
-def linear_losses(params: Any, x: jax.Array) -> jax.Array:
-    return nn.linear_cross_entropy(x, params["kernel"], first_labels(x), params["bias"], chunk=2)
-
-
 SCALES = {"scale": draws.uniform(3, FEATURES), "bias": draws.uniform(4, FEATURES)}
 TABLE = [
     of_module("Dense", nn.Dense(2)),
@@ -100,7 +96,6 @@ TABLE = [
     attends("math"),
     attends("memory_efficient"),
     Row("cross_entropy", nn.cross_entropy, KERNEL, lambda k, x: nn.cross_entropy(x @ k, first_labels(x), 0.1)),
-    Row("linear_cross_entropy", nn.linear_cross_entropy, {"kernel": KERNEL, "bias": jnp.ones(5)}, linear_losses),
     of_module("LSTM", nn.LSTM(2)),
     of_module("GRU", nn.GRU(2)),
     ragged(both(nn.GRU, implementation="fused_inputs")),
@@ -110,7 +105,7 @@ TABLE = [
 CHECKED = {
     "gradient": {
         *("Dense", "Conv", "max_pool of tiles", "max_pool", "avg_pool", "LayerNorm", "BatchNorm", "cross_entropy"),
-        *("memory_efficient attention", "linear_cross_entropy", "LSTM", "both directions of several lengths"),
+        *("memory_efficient attention", "LSTM", "both directions of several lengths"),
     },
     "vmap": {"LayerNorm", "BatchNorm", "memory_efficient attention", "LSTM"},
     "devices": {"Dense", "Conv", "LayerNorm"},
@@ -230,7 +225,6 @@ def drop(x: Any, **rngs: Any) -> Any:
 
 
 lstm = functools.partial(run, nn.LSTM(4))
-linear = nn.linear_cross_entropy
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: attend(key=np.zeros((3, 9, 4, 6))), "not query .* key .*6.* and value"),
     (lambda: attend(query=np.zeros((3, 9, 3, 5))), "a multiple of key_heads"),
@@ -246,9 +240,6 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: nn.cross_entropy(ROWS, np.ones(2, np.float32)), r"integers, not \[2, 3\] and float32"),
     (lambda: nn.cross_entropy(jnp.float32(1), jnp.int32(0)), r"logits \[..., classes\]"),
     (lambda: nn.cross_entropy(ROWS[0], jnp.int32(0), 1.5), "label_smoothing .*0…1, not 1.5"),
-    (lambda: linear(ROWS, np.ones((4, 5), np.float32), LABELS), r"kernel \(4, 5\), bias None"),
-    (lambda: linear(ROWS, MATRIX, LABELS, np.ones(4)), r"hidden \(2, 3\), .*\(3, 5\), bias \(4,\)"),
-    (lambda: linear(ROWS, MATRIX, LABELS, chunk=0), "chunk must be an integer >= 1, not 0"),
     (lambda: nn.Policy(compute="bfloat61"), "compute='bfloat61' .*did you mean 'bfloat16'"),
     (lambda: nn.Policy(compute=jnp.int32), "compute=.*int32"),
     (lambda: nn.avg_pool(np.ones((4, 4), np.float32), (2, 2), (2, 2)), r"2 spatial axes, features\], not"),

@@ -168,9 +168,7 @@ def layers(kind: str, *, small: bool, timed: bool) -> list[Group]:
         return lambda params, x: module.apply({"params": params, "batch_stats": stats}, x, mutable=["batch_stats"])[0]
 
     def cross_entropy(name: str, labels: Any = None) -> Any:
-        if name == "xla":
-            return lambda hidden, kernel: jn.nn.cross_entropy(hidden @ kernel, labels)
-        return lambda hidden, kernel: jn.nn.linear_cross_entropy(hidden, kernel, labels)
+        return lambda hidden, kernel: jn.nn.cross_entropy(hidden @ kernel, labels)
 
     counts, full = np.linspace(steps // 4, steps, batch).astype(np.int32), np.full(batch, steps, np.int32)
     variants: dict[str, dict[str, Any]] = {"plain": {}, "causal": {"causal": True}, "lengths": {"lengths": counts}}
@@ -212,7 +210,7 @@ def layers(kind: str, *, small: bool, timed: bool) -> list[Group]:
     add("normalization", "BatchNorm", ("xla float32", "custom_vjp float32"), batch_norm, (affine, images))
     classes = 8 * size if small else 32_000
     head, labels = normal(size, classes) / math.sqrt(size), rng.integers(0, classes, (batch, steps))
-    modes = [f"{name} {dtype}" for name in ("xla", "linear") for dtype in TOLERANCES]
+    modes = [f"xla {dtype}" for dtype in TOLERANCES]
     add("cross-entropy", f"{classes:,} classes", modes, cross_entropy, (words, head), labels=labels)
     # One variant of each operation first: time may not suffice for all.
     seen, ranked = collections.Counter[str](), list[tuple[int, Group]]()
