@@ -67,17 +67,17 @@ class Kernel(NamedTuple):
 
     def obstacle(self, *operands: Any, requested: bool = False, **static: Any) -> str | None:
         """The reason why the native form is not used here, or None; if it is ``requested``, speed is no reason."""
-        if (reason := package_obstacle() or self.unfit(*operands, **static)) is not None:
-            return reason
-        return None if requested else self.slower(*operands, **static)
+        sizes = [size for leaf in jax.tree.leaves((operands, static)) for size in getattr(leaf, "shape", ())]
+        if not requested and all(isinstance(size, int) for size in sizes):
+            # First, since a package that would not be used is not missed.
+            if (reason := self.slower(*operands, **static)) is not None:
+                return reason
+        return package_obstacle() or self.unfit(*operands, **static)
 
     def is_chosen(self, *operands: Any, **static: Any) -> bool:
         """Whether the native form is used for operands of these types; the report has the reason if it does not fit."""
-        obstacle = self.obstacle(*operands, requested=True, **static)
-        if obstacle is None and self.slower(*operands, **static) is not None:
-            return False
         preferred = {"cpu": ("native", self.fallback_name), "other": (self.fallback_name,)}
-        return choose(self.name, None, {"native": obstacle}, preferred) == "native"
+        return choose(self.name, None, {"native": self.obstacle(*operands, **static)}, preferred) == "native"
 
     def __call__(self, *operands: Any, **static: Hashable) -> Any:
         """Computes the operation by the form that is faster here, in a scope that names it."""

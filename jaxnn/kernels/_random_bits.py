@@ -53,7 +53,8 @@ def _unfit(seed: Any, *, shape: tuple[int, ...]) -> str | None:
 
 
 def _slower(seed: Any, *, shape: tuple[int, ...]) -> str | None:
-    return "there are few elements, for which it is not faster" if math.prod(shape) < _MIN_DRAWN else None
+    few = all(isinstance(size, int) for size in shape) and math.prod(shape) < _MIN_DRAWN
+    return "there are few elements, for which it is not faster" if few else None
 
 
 # Of ``seed [2]`` uint32 and the static ``shape``: uniform uint16, quarters of whose last axis are the halves of a

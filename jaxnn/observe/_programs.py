@@ -410,7 +410,7 @@ def _product_flops(equation: Any) -> float:
     left, right = (value.aval.shape for value in equation.invars[:2])
     size = int(math.prod(equation.outvars[0].aval.shape))
     if name == "ragged_dot_general":
-        return 2.0 * math.prod(left) * int(equation.outvars[0].aval.shape[-1])  # [m, k] and n columns, in either mode
+        return float(2 * math.prod(left) * equation.outvars[0].aval.shape[-1])  # [m, k] and n columns, in either mode
     if name == "dot_general":
         return 2.0 * size * math.prod(int(left[axis]) for axis in params["dimension_numbers"][0][0])
     if name == "conv_general_dilated":

@@ -10,14 +10,22 @@ from jaxnn._clock import Throughput
 from jaxnn._compat import platform
 from jaxnn._text import format_bytes, format_rate, format_split
 from jaxnn.engine import Stall, Trainer
-from jaxnn.kernels import native_missing
+from jaxnn.kernels import describe_native, native_missing
 from jaxnn.parallel import find_devices
 from jaxnn.run._watchdog import spoken
 
 # A loop this much slower than a step alone is worth a hint.
 SLOW_LOOP = 1.5
-# Seconds of a step with convolutions from which on faster ones are worth a hint.
-SLOW_STEP = 0.01
+# Seconds of a step of a network from which on native kernels are worth a hint.
+SLOW_STEP = 5e-4
+# What the native package gains, by an operation of the step: whole steps of the benchmark networks (docs/performance.md).
+GAINS = {
+    "trees": "trees grow several times as fast",
+    "convolution": "steps of CNNs take 0.2 to 0.5 of the time",
+    "lookup": "steps of networks with large tables take 0.4 to 0.7 of the time",
+    "recurrence": "steps of LSTMs take 0.7 of the time",
+    "attention": "steps of transformers take 0.8 of the time",
+}
 # A summary reports the time spent waiting for data from this share of training on.
 WORTH_REPORTING = 0.01
 
@@ -32,10 +40,8 @@ def startup_report(
     products = ", ".join(f"{count} in {dtype}" for dtype, count in dtypes.items())
     if any(dtype.endswith(" as TF32") for dtype in dtypes):
         products += " (jax_default_matmul_precision=highest: in float32)"
-    used = (
-        f"{operation} {' and '.join(names)}"
-        for operation, names in trainer.programs.traced_step.implementations.items()
-    )
+    implementations = trainer.programs.traced_step.implementations
+    used = (f"{operation} {' and '.join(names)}" for operation, names in implementations.items())
     tried = ", ".join(f"{n}: {_milliseconds(seconds)} a step" for n, seconds in trainer.seconds_per_step.items())
     layout, size = trainer.programs.layout, trainer.experiment.config.batch_size
     strategy: str | None = f"{layout}: a batch of {size} is {layout.data_size} × {size // layout.data_size} examples"
@@ -54,6 +60,7 @@ def startup_report(
         *(("placement", str(tree)) for tree in trainer.placement()),
         ("precision", f"parameters {', '.join(parameters)}; matrix products and convolutions: {products or 'none'}"),
         ("implementations", ", ".join(used) or None),
+        ("native", describe_native() if any("native" in names for names in implementations.values()) else None),
         ("steps per call", f"{steps_per_call} ({tried})" if tried else str(steps_per_call)),
         ("hint", speed_hint(trainer)),
         *trainer.notes,
@@ -68,14 +75,12 @@ def speed_hint(trainer: Trainer) -> str | None:
     if platform() != "cpu":
         return None
     if count == 0:
-        used = trainer.programs.traced_step.implementations
-        gain = None
-        if "channels_last" in used.get("convolution", []) and min(measured.values(), default=0.0) > SLOW_STEP:
-            gain = "native convolutions, steps take 0.6 to 0.85 of the time"
-        if "histograms" in used.get("trees", []) and trainer.programs.layout.num_devices == 1:
-            gain = "the native kernel, trees grow several times as fast"
-        missing = native_missing() if gain else None
-        return missing and f"with {gain}, but {missing}"
+        missing, is_slow = native_missing(), min(measured.values(), default=0.0) > SLOW_STEP
+        wanted = {"trees": trainer.programs.layout.num_devices == 1}
+        for name, gain in GAINS.items() if missing else ():
+            if wanted.get(name, is_slow) and f"{name} without native: {missing}" in trainer.programs.reasons:
+                return f"with native kernels {gain}, but {missing}"
+        return None
     if measured:
         alone = measured[1]
         looped = min((seconds for steps, seconds in measured.items() if steps > 1), default=0.0)

@@ -242,12 +242,11 @@ def test_device_is_printed_first_and_a_slow_stage_announced(swept, capsys):
 SLOW = {1: 0.0712, 2: 0.95}
 
 
-def hint(measured: dict[int, float], num_convolutions: int = 2, steps_per_call: int = 1, **used: str) -> str:
-    """The hint, if any, after these seconds per step were measured for each number of steps per call."""
+def hint(measured: dict[int, float], num_convolutions: int = 2, steps_per_call: int = 1, without: str = "") -> str:
+    """The hint, if any, after these seconds per step, of a step ``without`` the native form of an operation."""
     programs = types.SimpleNamespace(
-        traced_step=types.SimpleNamespace(
-            plain_convolutions=num_convolutions, implementations={name: [one] for name, one in used.items()}
-        ),
+        traced_step=types.SimpleNamespace(plain_convolutions=num_convolutions),
+        reasons={f"{without} without native: {kernels.native_missing()}": False},
         layout=types.SimpleNamespace(num_devices=1),
     )
     plan = types.SimpleNamespace(steps_per_call=steps_per_call)
@@ -268,7 +267,7 @@ def test_convolution_hint_gives_the_measured_cost(monkeypatch):
     ):
         assert hint(measured) == ""
     monkeypatch.setattr(jax, "local_devices", lambda backend: [types.SimpleNamespace(platform="gpu")])
-    assert hint(SLOW) == "" == hint(SLOW, 0, convolution="channels_last")
+    assert hint(SLOW) == "" == hint(SLOW, 0, without="convolution")
 
 
 @pytest.mark.needs_cpu
@@ -277,18 +276,18 @@ def test_slow_implementations_are_a_hint_to_install_the_native_ones(monkeypatch)
     monkeypatch.setitem(sys.modules, "jaxnn_native", None)
     monkeypatch.setattr(os, "uname", lambda: types.SimpleNamespace(machine="x86_64"))
     monkeypatch.setattr(sys, "platform", "linux")
-    assert "but the package jaxnn-native is not installed: make native" in hint(SLOW, 0, convolution="channels_last")
-    assert "jaxnn-native is not installed" in hint({1: 0.002}, 0, trees="histograms")
-    assert hint({1: 0.002}, 0, convolution="channels_last") == hint(SLOW, 0, convolution="native") == ""
+    assert "but the package jaxnn-native is not installed: make native" in hint(SLOW, 0, without="convolution")
+    assert "jaxnn-native is not installed" in hint({1: 0.0002}, 0, without="trees")
+    assert hint({1: 0.0002}, 0, without="convolution") == hint(SLOW, 0) == ""
     monkeypatch.setenv("JAXNN_NATIVE", "off")
-    assert hint(SLOW, 0, convolution="channels_last") == ""
+    assert hint(SLOW, 0, without="convolution") == ""
     for value, words in (("on", "JAXNN_NATIVE is on, but .* not installed: make"), ("of", "'of': choose auto, on or")):
         monkeypatch.setenv("JAXNN_NATIVE", value)
         with pytest.raises(jn.ConfigError, match=words):
-            hint(SLOW, 0, convolution="channels_last")
+            hint(SLOW, 0, without="convolution")
     monkeypatch.delenv("JAXNN_NATIVE")
     monkeypatch.setitem(sys.modules, "jaxnn_native", types.SimpleNamespace(abi=lambda: kernels.ABI))
-    assert hint(SLOW, 0, convolution="channels_last") == ""
+    assert hint(SLOW, 0, without="convolution") == ""
 
 
 def test_implementations_are_reported_and_recorded(whole, tmp_path, capsys):
