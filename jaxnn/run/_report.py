@@ -21,8 +21,8 @@ SLOW_STEP = 5e-4
 # What the native package gains, by an operation of the step: whole steps of the benchmark networks (docs/performance.md).
 GAINS = {
     "trees": "trees grow several times as fast",
-    "convolution": "steps of CNNs take 0.2 to 0.5 of the time",
-    "lookup": "steps of networks with large tables take 0.4 to 0.7 of the time",
+    "convolution": "steps of CNNs take 0.4 to 0.5 of the time",
+    "lookup": "steps of networks with large tables take 0.4 of the time",
     "recurrence": "steps of LSTMs take 0.7 of the time",
     "attention": "steps of transformers take 0.8 of the time",
 }
