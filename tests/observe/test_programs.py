@@ -25,7 +25,7 @@ from jaxnn._clock import Clock
 from jaxnn._text import Table, format_bytes
 from jaxnn.observe import Lowered, Traced, text_table
 from jaxnn.types import ConfigError
-from tests import shell
+from tests import native, shell
 
 PLATFORM = jax.default_backend()
 
@@ -39,6 +39,7 @@ def test_description_is_json(monkeypatch):
     assert json.loads(json.dumps(described)) == described and described["backend"] == PLATFORM
     assert [device["id"] for device in described["devices"]] == [d.id for d in jax.devices()]
     assert described["versions"]["jax"] == jax.__version__
+    assert str(described["native"]).startswith("jaxnn-native ") == (native.USED and PLATFORM == "cpu")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5}, raising=False)
     assert observe.describe_devices()["cpu_count"] == 2, "those of this process"
     monkeypatch.setattr(jax, "devices", raise_no_backend)
