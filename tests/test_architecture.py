@@ -158,6 +158,14 @@ def test_modules_import_each_other_in_few_circles():
     assert len(circles - {frozenset()}) <= MOST_CIRCLES, circles
 
 
+def test_native_kernels_choose_instructions_in_one_place():
+    """So the one limit in the environment holds for every kernel."""
+    own = re.compile(r"target_clones|__builtin_cpu|cpuid|effective_cpu_isa|getenv|-m(avx|fma|arch)|__(AVX|FMA)")
+    sources = [path for path in (ROOT / "native").rglob("*") if path.suffix in (".cc", ".h", ".txt")]
+    found = {path.name for path in sources if own.search(path.read_text())}
+    assert found == {"instructions.cc", "onednn.h"}, found  # the second asks oneDNN, which has the limit too
+
+
 def test_private_modules_of_other_libraries_are_imported_in_one_file():
     found = ((path, name.split(".")) for path in LIBRARY if path.name != "_compat.py" for name in imports(path))
     others = ((path, *parts) for path, parts in found if parts[0] != "jaxnn")
