@@ -211,11 +211,11 @@ int left_sums(const Sums* bins, int count, Sums* lefts) {
 // The best split of a node by one column; its gain is without what the node had before.
 Split best_split(const Sums* histogram, Sums total, bool is_categorical, const Settings& s) {
   const int num_values = s.num_bins - 1;
-  Sums ordered[kBins];
   Sides sides;
   int count;
   if (is_categorical) {
     int order[kBins];
+    Sums ordered[kBins] = {};
     ordered_bins(histogram, true, s, order);
     for (int i = 0; i < num_values; ++i) ordered[i] = histogram[order[i]];
     count = left_sums(ordered, num_values, sides.lefts);
@@ -253,11 +253,11 @@ void round_pairs(const float* gradients, const float* hessians, int64_t rows, co
 
 // A left child takes the place of its parent, of whose sums the other child has the rest.
 void subtract(const int64_t* small, int64_t* left, int64_t* right, int count, bool small_is_left) {
-  return vectorized([=](auto) JAXNN_INLINED {
+  vectorized([=, to_small = small_is_left ? left : right, to_rest = small_is_left ? right : left](auto) JAXNN_INLINED {
     JAXNN_INDEPENDENT for (int i = 0; i < count; ++i) {
       const int64_t part = small[i], rest = left[i] - part;
-      left[i] = small_is_left ? part : rest;
-      right[i] = small_is_left ? rest : part;
+      to_small[i] = part;
+      to_rest[i] = rest;
     }
   });
 }
@@ -364,7 +364,7 @@ class Grower {
   // For a left child without a histogram and the right one, by some columns.
   void find_split(int left, int64_t first, int64_t columns) {
     const bool is_root = left == 0, small_is_left = is_root || count(left) <= count(left + 1);
-    Sums found[kBlock][kBins] = {};
+    alignas(64) Sums found[kBlock][kBins] = {};
     sum(small_is_left ? left : left + 1, first, columns, found);
     for (int64_t column = first; column < first + columns; ++column) {
       Sums *of_left = histogram(left, column), *of_right = is_root ? nullptr : histogram(left + 1, column);
