@@ -10,9 +10,9 @@
 
 namespace jaxnn {
 
-// None is too small to be worth a thread; together they are a multiple of the threads. Those of a kernel's gradient, which
-// are added, are as many on any number of threads, so that its bits are the same: many enough for many threads, but each
-// with enough positions, and not too many copies.
+// None is too small to be worth a thread; together they are a multiple of the threads. Those of a kernel's gradient,
+// which are added, are as many on any number of threads, so that its bits are the same: enough for many threads, but
+// each with enough positions for its sum to take little time, and not too many copies.
 int64_t count_parts(const Geometry& g, int64_t members, int64_t threads, int64_t most) {
   constexpr int64_t kWork = 1 << 19, kCopies = int64_t{256} << 20;  // multiplications, bytes
   const Dims &out = g.shapes[kOutput], &kernel = g.shapes[kKernel];
@@ -21,7 +21,8 @@ int64_t count_parts(const Geometry& g, int64_t members, int64_t threads, int64_t
   const int64_t work = products + 8 * (outputs + num_elements(g.shapes[kInput]));
   int64_t parts = threads / std::gcd(threads, members);
   if (g.missing == kKernel) {
-    parts = std::clamp<int64_t>(outputs / out.back() >> 11, 2, 8) / members;
+    const int64_t positions = outputs / out.back();
+    parts = std::max(std::clamp<int64_t>(positions >> 11, 2, 8), std::min<int64_t>(positions >> 13, 64)) / members;
     parts = std::min(parts, kCopies / (members * g.bytes_of(kKernel)));
   }
   return std::max<int64_t>(std::min({parts, most, work / kWork}), 1);
