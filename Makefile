@@ -13,7 +13,7 @@ PEERS_PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13,$(
 PEERS_PACKAGES := torch==2.13.0 keras==3.15.1 numpy optuna==5.0.0 lightgbm==4.7.0 ray[tune]==2.60.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo benchmark gpu-day onednn onednn-sanitize test test-slow test-portable test-gpu test-gpu-compile mutate style types lint check docs clean
+.PHONY: help demo benchmark gpu-day native native-sanitize wheels test test-slow test-portable test-gpu test-gpu-compile mutate style types lint check docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s  %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -27,18 +27,19 @@ benchmark: $(VENV)/.benchmark $(PEERS)/.installed  ## time training against PyTo
 gpu-day: $(INSTALLED)  ## check and measure everything on this machine's GPU, in eight minutes
 	@$(BIN)/python experiments/benchmarks/gpu_day.py $(ARGS)
 
-onednn: $(INSTALLED)  ## build and install native kernels, faster on CPUs: needs a C++ compiler
-	@echo 'Building native kernels (dense layers, convolutions, attention, LSTM, Adam, trees) for this CPU: takes some minutes.'
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check ./native/onednn
-	@echo 'Installed jaxnn_onednn into $(VENV): used on CPUs from now on, unless JAXNN_NATIVE=off is set.'
+native: $(INSTALLED)  ## build and install native kernels, faster on CPUs: needs a C++ compiler
+	@$(BIN)/python native/install.py
 
-onednn-sanitize: $(INSTALLED)  ## stress its threads and memory under sanitizers: needs CMake
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check './native/onednn[dev]'
-	@for sanitizer in thread address; do \
-	  build=build/onednn-$$sanitizer; \
-	  cmake -S native/onednn -B $$build -DCMAKE_BUILD_TYPE= -DSANITIZE=$$sanitizer -DPython_EXECUTABLE='$(abspath $(BIN))/python' > /dev/null \
-	    && cmake --build $$build --target stress > /dev/null && $$build/stress || exit 1; \
+native-sanitize: $(INSTALLED)  ## run every native kernel under the thread and address sanitizers: needs CMake
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check onednn-devel-cpu-gomp==2023.2.0 onednn-cpu-gomp==2023.2.0
+	@for sanitizer in thread address,undefined; do \
+	  build=build/native-$$sanitizer; echo "Building native/stress with the sanitizer $$sanitizer, then running it: minutes."; \
+	  cmake -S native -B $$build -DCMAKE_BUILD_TYPE= -DSANITIZE=$$sanitizer -DPython_EXECUTABLE='$(abspath $(BIN))/python' > /dev/null \
+	    && cmake --build $$build > /dev/null && $$build/stress || exit 1; \
 	done
+
+wheels: $(INSTALLED)  ## build wheels into dist/, and try them in an empty environment
+	@$(BIN)/python native/wheels.py
 
 test: $(INSTALLED)  ## run the fast tests, in minutes
 	@$(BIN)/python -m pytest -n 2 tests
