@@ -148,8 +148,8 @@ JAXNN_INLINE float score_all(Sides& sides, int count, const Settings& s) {
       const float least = std::min(left, right);
       const float both = score<kIsPlain>(sides.left[i + j][kGradient], left, s) +
                          score<kIsPlain>(sides.right[i + j][kGradient], right, s);
-      sides.scores[i + j] = (least > 0) & (least >= loose) ? both : kNever;
-      most[j] = (least > 0) & (least >= safe) & (both > most[j]) ? both : most[j];
+      sides.scores[i + j] = ((least > 0) & (least >= loose)) ? both : kNever;
+      most[j] = ((least > 0) & (least >= safe) & (both > most[j])) ? both : most[j];
     }
   }
   const float largest = *std::max_element(most, most + kLanes);
