@@ -204,8 +204,6 @@ std::vector<Case> cases() {
     const Dims shape{3, size};
     const Spec rates{{3, 9}, numbers({.9, .1, .99, .01, .1, 1, 1e-8, 0, .01})};
     all.push_back({"adam", {{shape}, {shape}, {shape, positive}, rates, {shape}}, {shape, shape, shape}});
-    all.push_back({"gelu", {{shape}}, {shape}});
-    all.push_back({"gelu_backward", {{shape, image}, {shape}}, {shape}});
     all.push_back({"random_bits", {{{3, 2}, few(1000)}}, {{3, 5, size}}});
     const int64_t features = size % 40;
     const Dims table{2, 53, features}, sums{2, size % 999, features}, ids{2, size % 999, 3};

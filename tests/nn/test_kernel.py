@@ -1,5 +1,7 @@
 """A kernel: its native form on CPUs, the fallback for derivatives and other platforms, and when each is taken."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,7 +11,7 @@ import pytest
 
 from jaxnn.kernels import Kernel, collect_reasons
 from jaxnn.observe import Traced
-from tests import native
+from tests import native, shell
 
 
 def forward(x: jax.Array, *, power: int) -> Any:
@@ -65,6 +67,40 @@ def test_the_form_is_chosen_by_types_and_speed_and_named():
 
     assert forms(X) == (["native"], [])
     assert forms(X[0]) == (["xla"], ["power without native: it is a number"])
-    assert forms(X, KERNEL._replace(slower=lambda x, **_: "it is small")) == (["xla"], ["power without native: it is small"])
+    slower = KERNEL._replace(slower=lambda x, **_: "it is small")
+    assert forms(X, slower) == (["xla"], ["power without native: it is small"])
     with jax.disable_jit():
         assert KERNEL(X, power=2).tolist() == (X * X).tolist()
+
+
+CHECK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import jax, jax.numpy as jnp, numpy as np
+exec(open(sys.argv[2]).read())
+assert gelu.obstacle(x := jnp.linspace(-6, 6, 2**16).reshape(16, -1)) is None, gelu.obstacle(x)
+graded = lambda f: jax.jit(jax.value_and_grad(lambda x: (f(x) ** 2).sum()))
+for function in (gelu, jax.vmap(gelu)):
+    for found, wanted in zip(graded(function)(x), graded(jax.nn.gelu)(x)):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=3e-5)
+text = graded(gelu).lower(x).as_text()
+assert "@jaxnn_gelu(" in text and "@jaxnn_gelu_backward(" in text
+np.testing.assert_allclose(jax.jvp(gelu, (x,), (x,))[1], jax.jvp(jax.nn.gelu, (x,), (x,))[1], atol=1e-4)
+"""
+
+
+@native.needed
+@pytest.mark.slow
+def test_a_new_kernel_is_a_file_a_line_and_the_python_of_the_page(tmp_path):
+    package, site, python = tmp_path / "native", tmp_path / "site", tmp_path / "gelu.py"
+    shutil.copytree(shell.ROOT / "native", package)
+    (package / "src" / "gelu").mkdir()
+    shutil.copy(Path(__file__).with_name("gelu.cc"), package / "src" / "gelu")
+    with (package / "src" / "kernels.def").open("a") as lines:
+        lines.write('JAXNN_KERNEL(gelu, "f", "f")\nJAXNN_KERNEL(gelu_backward, "ff", "f")\n')
+    python.write_text((shell.ROOT / "docs" / "kernels.md").read_text().split("```python\n")[1].split("```")[0])
+    install = ("-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--target", site)
+    built = shell.python(*install, "-Ccmake.build-type=Debug", package, timeout=600, JAXNN_ONEDNN="OFF")
+    assert built.returncode == 0, built.stderr
+    done = shell.python("-c", CHECK, site, python)
+    assert done.returncode == 0, done.stderr
