@@ -18,7 +18,7 @@ from jaxnn.run._watchdog import spoken
 SLOW_LOOP = 1.5
 # Seconds of a step of a network from which on native kernels are worth a hint.
 SLOW_STEP = 5e-4
-# What the native package gains, by an operation of the step: whole steps of the benchmark networks (docs/performance.md).
+# What the native package gains, by an operation: whole steps of the benchmark networks (docs/performance.md).
 GAINS = {
     "trees": "trees grow several times as fast",
     "convolution": "steps of CNNs take 0.4 to 0.5 of the time",
