@@ -25,6 +25,7 @@ constexpr float kNever = -std::numeric_limits<float>::infinity();
 typedef int64_t Sums __attribute__((vector_size(16)));
 enum { kGradient, kHessian };
 
+inline int64_t* integers(Sums* sums) { return reinterpret_cast<int64_t*>(sums); }
 inline bool is_zero(const Sums& sums) { return (sums[kGradient] | sums[kHessian]) == 0; }
 
 struct Settings {
@@ -368,9 +369,9 @@ class Grower {
     sum(small_is_left ? left : left + 1, first, columns, found);
     for (int64_t column = first; column < first + columns; ++column) {
       Sums *of_left = histogram(left, column), *of_right = is_root ? nullptr : histogram(left + 1, column);
-      const Sums* small = found[column - first];
+      Sums* const small = found[column - first];
       if (is_root) std::copy(small, small + s_.num_bins, of_left);
-      else subtract(&small[0][0], &of_left[0][0], &of_right[0][0], 2 * s_.num_bins, small_is_left);
+      else subtract(integers(small), integers(of_left), integers(of_right), 2 * s_.num_bins, small_is_left);
       for (int node = left; node <= left + !is_root; ++node) {
         Split& split = buffers_.splits[column * nodes_.size() + node];
         split = Split();
@@ -402,7 +403,7 @@ class Grower {
       __builtin_prefetch(bins + ahead * columns);
       const Sums pair = pairs[row];
       for (int k = 0; k < kColumns; ++k) {
-        Sums& bin = *reinterpret_cast<Sums*>(&histogram[k][0][0] + size_t{2} * bins[row * columns + k]);
+        Sums& bin = *reinterpret_cast<Sums*>(integers(histogram[k]) + size_t{2} * bins[row * columns + k]);
         bin += pair;
       }
     }
