@@ -3,8 +3,9 @@
 Claim     none yet: the aim is that 27 of 30 runs of three networks, with budgets from 10 s to 5 min, end within 3 %
 Command   python experiments/benchmarks/budgets.py
 
-On a machine that nothing else uses. Each run is a process of its own, without compiled programs of earlier ones; its
-schedule has to be complete.
+On a machine that nothing else uses, whose own speed does not vary either. Each run is a process of its own, without
+compiled programs of earlier ones; its schedule has to be complete. The scripts do nothing after training: a budget is
+that of the run, and the text that char_gpt.py then generates is compiled outside of it.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ NEAR = 0.03  # of a budget
 class Options:
     """What to run, and where to write the results."""
 
-    experiments: tuple[str, ...] = ("digits_mlp", "mnist_mlp", "char_gpt")
+    experiments: tuple[str, ...] = ("digits_mlp", "mnist_mlp", "mnist_cnn")
     seconds: tuple[float, ...] = (10, 12, 15, 20, 25, 30, 40, 60, 120, 300)
     out: Path = Path("runs/benchmarks")
     """Folder for budgets.json."""
