@@ -136,6 +136,10 @@ def _devices(a: Described, b: Described) -> Iterator[Difference]:
     layouts = [_layout(one.group.get("layout")) for one in (a, b)]
     if None not in layouts and layouts[0] != layouts[1]:
         yield Difference("devices", f"the layout {layouts[0]} → {layouts[1]}")
+    natives = [one.facts["devices"].get("native") for one in (a, b)]
+    uses_native = ["native" in sum((one.group.get("implementations") or {}).values(), []) for one in (a, b)]
+    if natives[0] != natives[1] and all(uses_native):
+        yield Difference("devices", f"native kernels {natives[0]} → {natives[1]}")
     if (old := _device(a.facts)) != (new := _device(b.facts)):
         yield Difference("devices", f"the device {old} → {new}")
 

@@ -119,7 +119,7 @@ def make_step(experiment: Experiment[Any], layout: Layout = SINGLE_DEVICE) -> Tr
     """Returns one training step of ``experiment``; its task and optimizer are made by this call."""
     optimizer, task = experiment.optimizer(experiment.config), _distributed(experiment, layout)
     if hasattr(optimizer, "update_params") and _is_partitioned(layout):
-        optimizer = optax.GradientTransformationExtraArgs(*optimizer)
+        optimizer = optax.GradientTransformationExtraArgs(optimizer.init, optimizer.update)  # type: ignore[union-attr]
     if experiment.step is not None:
         step = own_step(experiment.step, task, optimizer, experiment.config)
         is_sharded = layout.axis_name is None and layout.data_size > 1

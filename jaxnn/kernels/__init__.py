@@ -19,7 +19,7 @@ from jaxnn.kernels._custom_vjp import custom_vjp, vary_together
 from jaxnn.kernels._kernel import Kernel, products_of
 from jaxnn.kernels._lookup import lookup
 from jaxnn.kernels._lstm import delayed, lstm, summed_products
-from jaxnn.kernels._package import ABI, describe_native, native_call, native_missing
+from jaxnn.kernels._package import ABI, describe_native, native_call, native_fault, native_missing
 from jaxnn.kernels._product import dense, product
 from jaxnn.kernels._random_bits import random_bits
 
@@ -39,6 +39,7 @@ __all__ = [
     "lstm",
     "moments",
     "native_call",
+    "native_fault",
     "native_missing",
     "portable",
     "product",

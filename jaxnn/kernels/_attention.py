@@ -283,8 +283,6 @@ def _unfit(query: Any, key: Any, value: Any, lengths: Any, *, causal: bool) -> s
         return "this CPU lacks AVX2"
     if query.dtype != jnp.float32:
         return f"it computes in float32, not in {query.dtype}"
-    if not all(isinstance(size, int) for array in (query, key, value) for size in array.shape):
-        return "a size is symbolic"
     return sharding_obstacle(len(query))
 
 

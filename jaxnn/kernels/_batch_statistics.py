@@ -37,7 +37,7 @@ def _unfit(x: Any, *others: Any) -> str | None:
         return "it sums in float32"
     if batch_sharding(0) is not None:
         return "devices share the batch"
-    return None if all(isinstance(size, int) and size for size in x.shape) else "a size is symbolic or 0"
+    return None if x.size else "there are no rows or channels"
 
 
 # Of ``x [..., channels]``: mean and variance ``[1, ..., channels]``, in two passes, exact for a large mean too.

@@ -363,7 +363,7 @@ def _natively(first: jax.Array, second: jax.Array, *, missing: str, geometry: Ge
     return result.astype(aval.dtype)
 
 
-def _unfit(inputs: Any, kernel: Any, geometry: Geometry, groups: int) -> str | None:
+def _unfit(inputs: Any, kernel: Any, *, missing: str, geometry: Geometry) -> str | None:
     g, output_like = geometry, jax.ShapeDtypeStruct((), geometry.output_dtype)
     if (obstacle := dtype_obstacle(inputs, kernel, output_like)) is not None:
         return obstacle
@@ -374,7 +374,7 @@ def _unfit(inputs: Any, kernel: Any, geometry: Geometry, groups: int) -> str | N
     dilated = [(size - 1) * factor + 1 for size, factor in zip(g.input_size, g.input_dilation, strict=True)]
     if any(n + min(a, 0) + min(b, 0) < 1 for n, (a, b) in zip(dilated, g.padding, strict=True)):
         return "padding crops all of the input"
-    windows = g.strides, g.input_dilation, g.kernel_dilation, g.kernel_size, groups
+    windows = g.strides, g.input_dilation, g.kernel_dilation, g.kernel_size, g.groups
     if native_package().fits_convolution(*windows, *kernel.shape[-2:], inputs.dtype == jnp.float32):
         return None
     return "the package jaxnn-native was built without oneDNN, and Winograd's algorithm does not fit"
@@ -389,7 +389,7 @@ def _products(*operands: Any, missing: str, geometry: Geometry) -> float:
     return float(members * pixels * sizes["out_features"] * per_pixel)
 
 
-# Whether it fits is asked of ``inputs``, ``kernel``, their geometry and the number of groups.
+# Of two of inputs, kernel and output: the one that is ``missing``. Whether it fits is asked of inputs and kernel.
 convolution = Kernel("convolution", evaluate, _natively, _unfit, products=_products)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +15,13 @@ from jax.interpreters import mlir, xla
 from jaxnn.kernels._choice import choose, scope
 from jaxnn.kernels._custom_vjp import custom_vjp, vary_together
 from jaxnn.kernels._package import package_obstacle
+from jaxnn.types import ConfigError
 
 _products: dict[str, Callable[..., float]] = {}  # by the name of a primitive
 
 
-class Kernel(NamedTuple):
+@dataclasses.dataclass(frozen=True)  # and not a tuple, to which `jax.jit` could hold no weak reference
+class Kernel:
     """A kernel: an operation's fallback in pure JAX, which defines it, and its native form, used where it fits.
 
     All functions are called with the operands, trees of arrays, and with the static arguments by name, which are
@@ -48,8 +51,7 @@ class Kernel(NamedTuple):
             integers.
         fallback_gradient: the same two in pure JAX, if they take less than to differentiate the fallback, which
             computes its result once more.
-        products: ``products(*operands, **static)`` is the number of multiplications, if the fallback's program does not
-            show it.
+        products: of a primitive given to `lower`, ``products(*operands, **static)`` is the number of multiplications.
         fallback_name: the name of the fallback as an ``implementation``.
         portable: whether programs hold the fallback beside the native form, for other platforms and for derivatives.
     """
@@ -65,14 +67,23 @@ class Kernel(NamedTuple):
     fallback_name: str = "xla"
     portable: bool = True
 
+    def __post_init__(self) -> None:
+        if self.native is None and self.gradient is None:
+            raise ConfigError(f"kernel {self.name}: it has no native form: give native or gradient.")
+
     def obstacle(self, *operands: Any, requested: bool = False, **static: Any) -> str | None:
         """The reason why the native form is not used here, or None; if it is ``requested``, speed is no reason."""
-        sizes = [size for leaf in jax.tree.leaves((operands, static)) for size in getattr(leaf, "shape", ())]
-        if not requested and all(isinstance(size, int) for size in sizes):
-            # First, since a package that would not be used is not missed.
-            if (reason := self.slower(*operands, **static)) is not None:
-                return reason
-        return package_obstacle() or self.unfit(*operands, **static)
+        leaves = jax.tree.leaves(operands)
+        if any(not isinstance(size, int) for leaf in leaves for size in jnp.shape(leaf)):
+            return package_obstacle() or "a size is symbolic"
+        if any(map(_has_explicit_axes, leaves)):
+            return package_obstacle() or "the mesh has explicit axes"
+        # Speed first, since a package that would not be used is not missed.
+        reason = None if requested else self.slower(*operands, **static)
+        reason = reason or package_obstacle() or self.unfit(*operands, **static)
+        if not isinstance(reason, str | None):
+            raise ConfigError(f"kernel {self.name}: unfit and slower return a reason, text or None, not {reason!r}.")
+        return reason
 
     def is_chosen(self, *operands: Any, **static: Any) -> bool:
         """Whether the native form is used for operands of these types; the report has the reason if it does not fit."""
@@ -81,6 +92,7 @@ class Kernel(NamedTuple):
 
     def __call__(self, *operands: Any, **static: Hashable) -> Any:
         """Computes the operation by the form that is faster here, in a scope that names it."""
+        operands = jax.tree.map(jnp.asarray, operands)
         if not self.is_chosen(*operands, **static):
             with scope(self.name, self.fallback_name):
                 return self.fallback(*operands, **static)
@@ -89,7 +101,9 @@ class Kernel(NamedTuple):
 
     def compute(self, *operands: Any, **static: Hashable) -> Any:
         """Computes the native form, differentiable in either mode and to any order; `obstacle` was None."""
-        return _native_form(self, tuple(static.items()))(*vary_together(*operands))
+        # With the types of the static arguments: 1, 1.0 and True are equal.
+        key = tuple((name, value, type(value)) for name, value in static.items())
+        return _native_form(self, key)(*vary_together(*operands))
 
     def lower(self, primitive: Primitive) -> None:
         """Has a bilinear ``primitive`` computed by this kernel, on CPUs by the native form.
@@ -110,11 +124,11 @@ def products_of(equation: Any) -> float | None:
 
 
 @functools.cache
-def _native_form(kernel: Kernel, static: tuple[tuple[str, Hashable], ...]) -> Callable[..., Any]:
+def _native_form(kernel: Kernel, static: tuple[tuple[str, Hashable, type], ...]) -> Callable[..., Any]:
     """A function of the operands, which programs for other platforms compute by the fallback."""
 
     def bound(function: Callable[..., Any] | None) -> Any:
-        return function and functools.partial(function, **dict(static))
+        return function and functools.partial(function, **{name: value for name, value, _ in static})
 
     fallback, native = bound(kernel.fallback), bound(kernel.native)
     if kernel.gradient is None:
@@ -140,12 +154,28 @@ def _native_form(kernel: Kernel, static: tuple[tuple[str, Hashable], ...]) -> Ca
 
     def from_residuals(saved: Any, cotangent: Any) -> Any:
         *operands, kept = saved
-        return backwards(tuple(operands), kept, cotangent)
+        cotangents = backwards(tuple(operands), kept, cotangent)
+        structures: list[Any] = [*map(jax.tree.structure, (cotangents, jax.tree.map(_float, tuple(operands))))]
+        if structures[0] != structures[1]:
+            raise ConfigError(
+                f"kernel {kernel.name}: the backward pass must return a cotangent for each operand, None for integers: "
+                f"{structures[1]}, not {structures[0]}."
+            )
+        return cotangents
 
     primal = _by_platform(native, fallback) if native else lambda *operands: forwards(*operands)[0]
     function = custom_vjp(fallback if kernel.native is kernel.fallback else primal)
     function.defvjp(with_residuals, from_residuals, push_forward=True)
     return function
+
+
+def _has_explicit_axes(leaf: Any) -> bool:
+    sharding = getattr(jax.typeof(leaf) if isinstance(leaf, jax.Array) else leaf, "sharding", None)
+    return bool(getattr(getattr(sharding, "mesh", None), "explicit_axes", ()))
+
+
+def _float(leaf: jax.Array) -> jax.Array | None:
+    return leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else None
 
 
 def _by_platform(native: Callable[..., Any], fallback: Callable[..., Any]) -> Callable[..., Any]:

@@ -69,7 +69,7 @@ def _unfit(table: Any, ids: Any, where: Any, *, summed: bool) -> str | None:
         return "the table is not float32, or the ids are not int32"
     if batch_sharding(0) is not None:
         return "devices share the batch"
-    return None if all(isinstance(size, int) and size for size in ids.shape) else "a size is symbolic or 0"
+    return None if ids.size else "there are no ids"
 
 
 # Of ``table [rows, features]``, ``ids [...]`` and None: rows ``[..., features]``; or if ``summed``, of ids ``[..., n]``

@@ -5,7 +5,7 @@ residuals are the gates and the states.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -113,16 +113,14 @@ def _native_backward(operands: Any, kept: Any, cotangents: Any) -> Any:
     return dz, summed_products(delayed(first_h, h), dz), tuple(to_first)
 
 
-def _unfit(sequences: Any, *, dtypes: Sequence[Any]) -> str | None:
-    if any(dtype != jnp.float32 for dtype in dtypes):
-        return f"it computes in float32, not in {', '.join(sorted({jnp.dtype(d).name for d in dtypes}))}"
-    if not all(isinstance(size, int) for size in sequences.shape):
-        return "a size is symbolic"
-    return None if len(sequences) else "there are no time steps"
+def _unfit(*operands: Any) -> str | None:
+    if dtypes := {jnp.dtype(leaf.dtype).name for leaf in jax.tree.leaves(operands)} - {"float32"}:
+        return f"it computes in float32, not in {', '.join(sorted(dtypes))}"
+    return None if operands[0].shape[0] else "there are no time steps"
 
 
-def _slower(sequences: Any, *, dtypes: Sequence[Any]) -> str | None:
-    few = math.prod(sequences.shape[:2]) < _FEW
+def _slower(projected: Any, *others: Any) -> str | None:
+    few = math.prod(projected.shape[:2]) < _FEW
     return f"time steps times batch is less than {_FEW}, for which it is not faster" if few else None
 
 
@@ -136,8 +134,7 @@ def _backward_by_xla(operands: Any, kept: Any, cotangents: Any) -> Any:
     return _lstm_backward((gates, c, kernel, carry), cotangents)
 
 
-# Operands and results are those of `steps_by_xla`, in float32; each thread computes some rows of the batch. Whether it
-# fits is asked of the layer's ``[time, batch, inputs]`` and all dtypes.
+# Operands and results are those of `steps_by_xla`, in float32; each thread computes some rows of the batch.
 lstm = Kernel(
     "recurrence",
     steps_by_xla,

@@ -17,6 +17,7 @@ from jaxnn.types import ConfigError
 INSTALL = "make native (or: pip install ./native)"
 SWITCH = "JAXNN_NATIVE"  # the environment variable: auto, on or off
 ABI = 1  # the targets' arguments that jaxnn passes; the package says which ones it takes
+_MISSING = f"the package jaxnn-native is not installed: {INSTALL}"
 _OFF = f"native kernels are switched off by {SWITCH}=off"
 
 
@@ -39,7 +40,7 @@ def native_package() -> Any:
     except (ImportError, OSError, AttributeError, RuntimeError, ValueError) as error:  # of another jax, for example
         reason = f"the package jaxnn-native cannot be loaded: {error}"
         if isinstance(error, ModuleNotFoundError) and error.name == "jaxnn_native":
-            reason = f"the package jaxnn-native is not installed: {INSTALL}"
+            reason = _MISSING
     if wanted == "on":
         raise ConfigError(f"{SWITCH} is on, but {reason}.")
     return reason
@@ -57,6 +58,12 @@ def native_missing() -> str | None:
     """Why native kernels cannot be used on this machine, where they could be: what to install; else None."""
     package = native_package() if sys.platform == "linux" and os.uname().machine == "x86_64" else None
     return package if isinstance(package, str) and package != _OFF and platform() == "cpu" else None
+
+
+def native_fault() -> str | None:
+    """Why a package that is installed cannot be used on this CPU; None if it can, or is not wanted."""
+    reason = native_package() if platform() == "cpu" else None
+    return reason if isinstance(reason, str) and reason not in (_OFF, _MISSING) else None
 
 
 def describe_native() -> str:
@@ -78,7 +85,7 @@ def native_call(
 
     ``results`` are the shapes of float32 arrays, or `jax.ShapeDtypeStruct`. ``in_place`` maps the index of an operand,
     to which the kernel may write, to the index of its result; ``vmap_method`` is that of `jax.ffi.ffi_call`; attributes
-    are integers or arrays of them.
+    are integers or arrays of them, else ConfigError.
 
     >>> from jaxnn.kernels import native_call
     >>> like = jax.ShapeDtypeStruct((8,), jnp.uint16)
@@ -93,5 +100,9 @@ def native_call(
         )
         for result in results
     ]
+    numbers = {name: np.asarray(value, np.int64)[()] for name, value in attributes.items()}
+    for name, value in attributes.items():
+        if not np.array_equal(numbers[name], value):
+            raise ConfigError(f"{target}: the attribute {name} must be integers, not {value!r}: pass it as an operand.")
     call: Any = jax.ffi.ffi_call(target, types, vmap_method=vmap_method, input_output_aliases=in_place)
-    return list(call(*operands, **{name: np.asarray(value, np.int64)[()] for name, value in attributes.items()}))
+    return list(call(*operands, **numbers))

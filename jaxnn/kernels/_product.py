@@ -18,37 +18,36 @@ _MIN_PRODUCTS = 2**19  # multiplications of a matrix product: with fewer, XLA is
 
 
 def dtype_obstacle(*arrays: Any) -> str | None:
-    """The reason why products natively cannot have these dtypes and sizes, or None; the package is installed."""
+    """The reason why products natively cannot have these dtypes, or None; the package is installed."""
     dtypes = {str(array.dtype) for array in arrays}
     if others := dtypes - {"float32", "bfloat16"}:
         return f"its dtypes are float32 and bfloat16, not {', '.join(sorted(others))}"
     if "bfloat16" in dtypes and not native_package().has_bfloat16():
         return "this CPU has no instructions for bfloat16"
-    symbolic = any(not isinstance(size, int) for array in arrays for size in array.shape)
-    return "a size is symbolic" if symbolic else None
+    return None
 
 
-def _unfit(inputs: Any, kernel: Any) -> str | None:
+def _unfit(inputs: Any, kernel: Any, *, transposed: Transposed = None) -> str | None:
     if (obstacle := dtype_obstacle(inputs, kernel)) is not None:
         return obstacle
     return "there is one row" if inputs.ndim == 1 else sharding_obstacle(inputs.shape[0])
 
 
-def _slower(inputs: Any, kernel: Any) -> str | None:
+def _slower(inputs: Any, kernel: Any, *, transposed: Transposed = None) -> str | None:
     is_small = inputs.size * kernel.shape[1] <= _MIN_PRODUCTS
     return "the product is small, for which it is not faster" if is_small else None
 
 
-def _by_xla(left: jax.Array, right: jax.Array, *, transposed: Transposed) -> jax.Array:
+def _by_xla(left: jax.Array, right: jax.Array, *, transposed: Transposed = None) -> jax.Array:
     return (left.mT if transposed == "left" else left) @ (right.mT if transposed == "right" else right)
 
 
-def _shape(left: Any, right: Any, *, transposed: Transposed) -> tuple[int, ...]:
+def _shape(left: Any, right: Any, *, transposed: Transposed = None) -> tuple[int, ...]:
     rows, columns = left.shape[-1 if transposed == "left" else -2], right.shape[-2 if transposed == "right" else -1]
     return (*left.shape[:-2], rows, columns)
 
 
-def _natively(left: jax.Array, right: jax.Array, *, transposed: Transposed) -> jax.Array:
+def _natively(left: jax.Array, right: jax.Array, *, transposed: Transposed = None) -> jax.Array:
     like = jax.ShapeDtypeStruct(_shape(left, right, transposed=transposed), left.dtype)
     number = (None, "left", "right").index(transposed)
     return native_call("jaxnn_product", [like], left, right, transposed=number)[0]
@@ -59,7 +58,7 @@ def _products(left: Any, right: Any, *, transposed: Transposed) -> float:
     return float(math.prod(shape) * left.shape[-2 if transposed == "left" else -1])
 
 
-# Whether it fits is asked of a dense layer's inputs ``[..., summed]`` and kernel.
+# Of matrices ``[rows, summed]`` and ``[summed, columns]``; ``transposed`` is the one that is not so.
 dense = Kernel("dense", _by_xla, _natively, _unfit, _slower, products=_products)
 
 

@@ -142,7 +142,8 @@ def conv_general_dilated(
             preferred_element_type=preferred_element_type,
             precision=_default_precision() if precision is None else precision,
         )
-        native = convolution.obstacle(lhs, rhs, geometry, feature_group_count)
+        grouped = geometry._replace(groups=feature_group_count, form="native")
+        native = convolution.obstacle(lhs, rhs, missing="output", geometry=grouped)
     obstacles = {"native": native, "channels_last": obstacle, "patches": obstacle}
     name = choose("convolution", implementation, obstacles, _PREFERRED)
     with scope("convolution", name):

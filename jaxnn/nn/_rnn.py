@@ -244,7 +244,11 @@ def _run(
         "native": "it is written only for an LSTM",
     }
     if isinstance(first, LSTM):
-        native = lstm.obstacle(sequences, requested=first.implementation is not None, dtypes=tuple(dtypes))
+        (weights, carry), gates = directions[0], 4 * first.features
+        dtype = jnp.result_type(sequences, weights.kernel)
+        projected = jax.typeof(sequences).update(shape=(*sequences.shape[:2], gates), dtype=dtype)
+        kernel = jax.ShapeDtypeStruct((first.features, gates), first.dtype or weights.recurrent_kernel.dtype)
+        native = lstm.obstacle(projected, kernel, carry, requested=first.implementation is not None)
         obstacles = {"cudnn": cudnn_obstacle(dtypes), "native": native}
     num_steps, features = moved.shape[0], first.features
     size = Size(features, jnp.result_type(*dtypes), f"{num_steps} steps of {features} features")

@@ -10,7 +10,7 @@ from jaxnn._clock import Throughput
 from jaxnn._compat import platform
 from jaxnn._text import format_bytes, format_rate, format_split
 from jaxnn.engine import Stall, Trainer
-from jaxnn.kernels import describe_native, native_missing
+from jaxnn.kernels import describe_native, native_fault, native_missing
 from jaxnn.parallel import find_devices
 from jaxnn.run._watchdog import spoken
 
@@ -60,7 +60,7 @@ def startup_report(
         *(("placement", str(tree)) for tree in trainer.placement()),
         ("precision", f"parameters {', '.join(parameters)}; matrix products and convolutions: {products or 'none'}"),
         ("implementations", ", ".join(used) or None),
-        ("native", describe_native() if any("native" in names for names in implementations.values()) else None),
+        ("native", describe_native() if "native" in sum(implementations.values(), []) or native_fault() else None),
         ("steps per call", f"{steps_per_call} ({tried})" if tried else str(steps_per_call)),
         ("hint", speed_hint(trainer)),
         *trainer.notes,

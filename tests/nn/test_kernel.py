@@ -1,5 +1,6 @@
 """A kernel: its native form on CPUs, the fallback for derivatives and other platforms, and when each is taken."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, PartitionSpec
 
-from jaxnn.kernels import Kernel, collect_reasons
+from jaxnn.kernels import Kernel, collect_reasons, native_call
 from jaxnn.observe import Traced
+from jaxnn.types import ConfigError
 from tests import native, shell
 
 
@@ -58,6 +61,21 @@ def test_all_derivatives_and_transformations_are_those_of_the_operation():
             assert ("log" in primitives(function, X, platform=platform)) == has_logarithm
 
 
+def test_mistakes_and_static_arguments_of_equal_value_are_told_apart():
+    scale = Kernel("scale", lambda x, by: x * by, lambda x, by: x * by, lambda x, **_: None)
+    assert [scale.compute(jnp.int32(3), by=by).dtype for by in (2, 2.0)] == [jnp.int32, jnp.float32]
+    assert jax.jit(Kernel("same", jnp.abs, jnp.abs, lambda x: None))(-X).tolist() == X.tolist()
+    with pytest.raises(ConfigError, match="kernel nothing: it has no native form"):
+        Kernel("nothing", jnp.abs, None, lambda x: None)
+    with pytest.raises(ConfigError, match="kernel power: unfit and slower return a reason, .* not True"):
+        dataclasses.replace(KERNEL, slower=lambda x, **_: True)(X, power=2)
+    two = dataclasses.replace(KERNEL, gradient=(forward, lambda *given, power: (X, X)))
+    with pytest.raises(ConfigError, match="kernel power: the backward pass must return a cotangent for each operand"):
+        jax.grad(lambda x: two.compute(x, power=2).sum())(X)
+    with pytest.raises(ConfigError, match="jaxnn_x: the attribute eps must be integers, not 0.5"):
+        native_call("jaxnn_x", [(3,)], X, eps=0.5)
+
+
 @native.needed
 @pytest.mark.needs_cpu
 def test_the_form_is_chosen_by_types_and_speed_and_named():
@@ -67,10 +85,13 @@ def test_the_form_is_chosen_by_types_and_speed_and_named():
 
     assert forms(X) == (["native"], [])
     assert forms(X[0]) == (["xla"], ["power without native: it is a number"])
-    slower = KERNEL._replace(slower=lambda x, **_: "it is small")
+    slower = dataclasses.replace(KERNEL, slower=lambda x, **_: "it is small")
     assert forms(X, slower) == (["xla"], ["power without native: it is small"])
     with jax.disable_jit():
         assert KERNEL(X, power=2).tolist() == (X * X).tolist()
+    with jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))):
+        rows = jax.device_put(jnp.ones((2, 3)), PartitionSpec("data"))
+        assert forms(rows) == (["xla"], ["power without native: the mesh has explicit axes"])
 
 
 CHECK = """

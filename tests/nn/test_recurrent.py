@@ -283,7 +283,7 @@ def test_native_loops_are_taken_from_a_size_on_and_refused_with_a_reason():
     assert chosen(LSTM(4), x[1:]) == ["fused_inputs"]
     for reason, kind, options, inputs in (
         ("only for an LSTM", GRU, {}, x),
-        ("float32, not in bfloat16, float32", LSTM, {"dtype": jnp.bfloat16}, x),
+        ("float32, not in bfloat16", LSTM, {"dtype": jnp.bfloat16}, x),
         ("no time steps", LSTM, {}, x[:, :0]),
     ):
         assert chosen(kind(4, **options), inputs) == ["fused_inputs"]
