@@ -20,7 +20,7 @@ from jaxnn._disk import write_json
 from jaxnn.engine import programs_of
 from jaxnn.parallel import Layout
 from jaxnn.types import ConfigError, RecordError
-from tests import draws, shell, tiny
+from tests import draws, native, shell, tiny
 from tests.record.files import contents
 
 
@@ -194,6 +194,16 @@ def test_other_implementations_are_named(tmp_path):
         jn.open_run(path, dropping).predict(tiny.points(2)[0])
     tiny.fit(dropping.replace(num_steps=25), resume=path)
     assert changed in tiny.read(path)["resumed"][0]["changed"]
+
+
+@native.needed
+def test_other_instructions_of_native_kernels_are_named_at_a_resume(tmp_path):
+    dropping = tiny.experiment(model=jn.models.MLP((512, 3), dropout=0.5), num_steps=5)
+    facts = tiny.read(path := tiny.fit(dropping, tmp_path / "run").dir)
+    now, facts["devices"]["native"] = facts["devices"]["native"], "jaxnn-native 0.2.0, AVX2"
+    write_json(path / "record.json", facts)
+    tiny.fit(dropping.replace(num_steps=10), resume=path)
+    assert f"native kernels jaxnn-native 0.2.0, AVX2 → {now}" in tiny.read(path)["resumed"][0]["changed"]
 
 
 def test_a_record_is_used_without_its_data(run, tmp_path, monkeypatch):
