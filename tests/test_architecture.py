@@ -55,7 +55,7 @@ ENVIRONMENT = (
 )
 MOST_TOP_LEVEL_NAMES = 48
 # These may only fall: names that packages import from each other beside those in `__all__`, and circles of modules.
-MOST_HIDDEN_NAMES = 118
+MOST_HIDDEN_NAMES = 117
 MOST_CIRCLES = 3
 
 
