@@ -4,8 +4,8 @@ Claim     none yet: the aim is that 27 of 30 runs of three networks, with budget
 Command   python experiments/benchmarks/budgets.py
 
 On a machine that nothing else uses, whose own speed does not vary either. Each run is a process of its own, without
-compiled programs of earlier ones; its schedule has to be complete. The scripts do nothing after training: a budget is
-that of the run, and the text that char_gpt.py then generates is compiled outside of it.
+compiled programs of earlier ones; its schedule has to be complete. The scripts do nothing after training: a budget
+holds for the run, and the text that char_gpt.py then generates is compiled outside of it.
 """
 
 import dataclasses

@@ -249,14 +249,11 @@ def _by_function(args: _Arguments, compute: Callable[..., jax.Array], **options:
 
 
 def _native(args: _Arguments) -> jax.Array:
-    run = map_rows(functools.partial(_of_scaled.compute, causal=args.causal), len(args.key), (0,) * 4, 0)
-    out: jax.Array = run(args.query * jnp.asarray(args.scale, args.query.dtype), args.key, args.value, _lengths(args))
-    return out
-
-
-def _lengths(args: _Arguments) -> jax.Array:
     batch, num_keys = args.key.shape[:2]
-    return jnp.full(batch, num_keys, jnp.int32) if args.lengths is None else args.lengths
+    lengths = jnp.full(batch, num_keys, jnp.int32) if args.lengths is None else args.lengths
+    run = map_rows(functools.partial(_of_scaled.compute, causal=args.causal), batch, (0,) * 4, 0)
+    out: jax.Array = run(args.query * jnp.asarray(args.scale, args.query.dtype), args.key, args.value, lengths)
+    return out
 
 
 def _by_xla(query: jax.Array, key: jax.Array, value: jax.Array, lengths: jax.Array, *, causal: bool) -> jax.Array:

@@ -45,7 +45,7 @@ class Kernel:
             if only the gradient has a native form.
         unfit: likewise, returns the reason why the native form cannot compute with these shapes and dtypes, or None.
         slower: likewise, the reason why it is not faster here; a choice by name ignores it.
-        gradient: ``(forward, backward)`` in native form; None: the derivatives are those of the fallback.
+        gradient: ``(forward, backward)`` in native form; None: the fallback's derivatives.
             ``forward(*operands, **static)`` returns the result and a tuple of what the backward pass needs besides the
             operands; ``backward(operands, kept, cotangent, **static)`` returns a cotangent for each operand, None for
             integers.
@@ -85,12 +85,16 @@ class Kernel:
             raise ConfigError(f"kernel {self.name}: unfit and slower return a reason, text or None, not {reason!r}.")
         return reason
 
-    def is_chosen(self, *operands: Any, **static: Any) -> bool:
-        """Whether the native form is used for operands of these types; the report has the reason if it does not fit."""
-        preferred = {"cpu": ("native", self.fallback_name), "other": (self.fallback_name,)}
-        return choose(self.name, None, {"native": self.obstacle(*operands, **static)}, preferred) == "native"
+    def is_chosen(self, *operands: Any, implementation: str | None = None, **static: Any) -> bool:
+        """Whether the native form is used for operands of these types; `collect_reasons` has the reason if not.
 
-    def __call__(self, *operands: Any, **static: Hashable) -> Any:
+        ``implementation`` is ``"native"``, the fallback's name, or None for the faster; else ConfigError.
+        """
+        preferred = {"cpu": ("native", self.fallback_name), "other": (self.fallback_name,)}
+        obstacle = self.obstacle(*operands, requested=implementation is not None, **static)
+        return choose(self.name, implementation, {"native": obstacle}, preferred) == "native"
+
+    def __call__(self, *operands: Any, **static: Any) -> Any:
         """Computes the operation by the form that is faster here, in a scope that names it."""
         operands = jax.tree.map(jnp.asarray, operands)
         if not self.is_chosen(*operands, **static):
@@ -99,7 +103,7 @@ class Kernel:
         with scope(self.name, "native"):
             return self.compute(*operands, **static)
 
-    def compute(self, *operands: Any, **static: Hashable) -> Any:
+    def compute(self, *operands: Any, **static: Any) -> Any:
         """Computes the native form, differentiable in either mode and to any order; `obstacle` was None."""
         # With the types of the static arguments: 1, 1.0 and True are equal.
         key = tuple((name, value, type(value)) for name, value in static.items())

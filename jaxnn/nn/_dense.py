@@ -10,10 +10,8 @@ from flax import linen
 from jax import lax
 
 from jaxnn._batch_context import map_rows
-from jaxnn.kernels import choose, custom_vjp, dense, product, scope
+from jaxnn.kernels import custom_vjp, dense, product, scope
 from jaxnn.nn._layer_arguments import narrowed, padded_classes, with_wide_bias
-
-_PREFERRED = {"cpu": ("native", "xla"), "other": ("xla",)}
 
 
 def dot_general(
@@ -40,8 +38,7 @@ def dot_general(
     plain = precision is None and preferred_element_type is None and inputs.dtype == kernel.dtype
     if kernel.ndim != 2 or not plain or dimension_numbers != of_a_dense_layer:
         return lax.dot_general(inputs, kernel, dimension_numbers, precision, preferred_element_type)
-    obstacle = dense.obstacle(inputs, kernel, requested=implementation is not None)
-    if choose("dense", implementation, {"native": obstacle}, _PREFERRED) == "xla":
+    if not dense.is_chosen(inputs, kernel, implementation=implementation):
         return _by_xla(inputs, kernel)
     with scope("dense", "native"):
         return map_rows(_natively, inputs.shape[0], (0, None), 0)(inputs, kernel)  # type: ignore[no-any-return]

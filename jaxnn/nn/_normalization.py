@@ -37,7 +37,7 @@ class LayerNorm(linen.LayerNorm):
         if not plain or self.use_fast_variance or jax.typeof(x).sharding.mesh.explicit_axes:
             return cast(jax.Array, super().__call__(x, mask=mask))
         gain, bias, dtype = _gain_and_bias(self, x)
-        mean, variance = _moments(_mean_and_variance, (x.ndim - 1,), gain.dtype, x, None)
+        mean, variance = _moments(moments.fallback, (x.ndim - 1,), gain.dtype, x, None)
         return _scale_rows(x, mean, jax.lax.rsqrt(variance + self.epsilon), gain, bias).astype(dtype)
 
 
@@ -113,9 +113,10 @@ def _obstacle(module: BatchNorm, x: jax.Array, mask: jax.Array | None) -> str | 
 
 def _native_obstacle(module: BatchNorm, x: jax.Array, rows: jax.Array | None) -> str | None:
     """The reason why the native kernels cannot compute the sums, or None."""
-    dtypes = module.dtype or x.dtype, module.param_dtype
-    others = (jax.ShapeDtypeStruct((), dtype) for dtype in dtypes)
-    return moments.obstacle(x, *others) or ("the batch has padding" if rows is not None else None)
+    dtypes = {jnp.dtype(dtype) for dtype in (x.dtype, module.dtype or x.dtype, module.param_dtype)}
+    if len(dtypes) > 1:
+        return "it sums in float32"
+    return moments.obstacle(x, rows, axes=tuple(range(x.ndim - 1)), dtype=x.dtype)
 
 
 def _normalized(module: BatchNorm, x: jax.Array, rows: jax.Array | None, native: bool) -> jax.Array:
@@ -124,7 +125,7 @@ def _normalized(module: BatchNorm, x: jax.Array, rows: jax.Array | None, native:
     running_variance = module.variable("batch_stats", "var", lambda: jnp.ones(channels, jnp.float32))
     x, rows = vary_together(x, rows)
     gain, bias, dtype = _gain_and_bias(module, x)
-    form = _native_moments if native else _mean_and_variance
+    form = moments.compute if native else moments.fallback
     mean, variance = _moments(form, tuple(range(x.ndim - 1)), gain.dtype, x, rows)
     if batch_axis() is not None:
         # A device's weight is its share of the rows that are not padding: 1 on average.
@@ -152,40 +153,13 @@ def _gain_and_bias(module: Any, x: jax.Array) -> tuple[jax.Array, jax.Array, DTy
     return wide_gain, wide_bias, dtype
 
 
-def _mean(wide: jax.Array, axes: tuple[int, ...], rows: jax.Array | None) -> jax.Array:
-    if rows is None:
-        return wide.mean(axes, keepdims=True)
-    # Each row's mean first, so that the selection is among the means only.
-    means = jnp.where(rows, wide.mean(axes[1:], keepdims=True), 0)
-    return means.sum(0, keepdims=True) / jnp.maximum(rows.sum(), 1)
-
-
 type _Form = Callable[..., tuple[jax.Array, jax.Array]]
-
-
-def _mean_and_variance(
-    axes: tuple[int, ...], dtype: DTypeLike, x: jax.Array, rows: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance over ``axes``, kept with size 1, in two passes, so that they are exact for a large mean.
-
-    If ``rows [rows, 1, ..., 1]`` bool are given, only rows that are True count; if none is, both are 0.
-    """
-    wide = x.astype(dtype)
-    mean = _mean(wide, axes, rows)
-    return mean, _mean(jnp.square(wide - mean), axes, rows)
-
-
-def _native_moments(
-    axes: tuple[int, ...], dtype: DTypeLike, x: jax.Array, rows: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
-    """Likewise of channels in float32, all of whose rows count."""
-    return moments.compute(x)  # type: ignore[no-any-return]
 
 
 def _moments_forward(
     form: _Form, axes: tuple[int, ...], dtype: DTypeLike, x: jax.Array, rows: jax.Array | None
 ) -> tuple[Any, Any]:
-    mean, variance = form(axes, dtype, x, rows)
+    mean, variance = form(x, rows, axes=axes, dtype=dtype)
     return (mean, variance), (x, mean, rows)
 
 
