@@ -37,7 +37,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,7 +128,7 @@ class Options:
     peers: tuple[str, ...] = ("optuna", "ray")
     """optuna (its quicker arrangement), optuna_1x2, optuna_2x1, ray."""
     searchers: tuple[str, ...] = ("asha_tpe",)
-    """Of jaxnn: asha (random points), asha_tpe (points of Optuna)."""
+    """Of jaxnn: asha (random points), asha_tpe (points of a tree-structured Parzen estimator)."""
     python: str = ".venv-peers/bin/python"
     """Python interpreter with the peers."""
     out: Path = Path("runs/benchmarks")
@@ -155,14 +155,19 @@ def write_problem(name: str, options: Options, folder: Path) -> int:
     return spec["budget"]  # type: ignore[no-any-return]
 
 
-def run(contender: str, problem: Path, seed: int, options: Options, budget: int) -> dict[str, Any]:
-    """Runs a search in its own process; returns its reports ``[time, steps, value]`` within the budget, and times."""
+def run(
+    contender: str, problem: Path, seed: int, options: Options, budget: int, score: float = -math.inf
+) -> dict[str, Any]:
+    """Runs a search in its own process; returns its reports ``[time, steps, value]`` within the budget, and times.
+
+    A search by jaxnn ends once a member has the ``score``.
+    """
     ours = contender in options.searchers
     budget *= OURS if ours else 1
     script = CONTENDERS / ("search_jaxnn.py" if ours else "search_peers.py")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         folder = Path(place)
-        spec = json.loads((problem / "spec.json").read_text()) | {"budget": budget}
+        spec = json.loads((problem / "spec.json").read_text()) | {"budget": budget, "score": score}
         (folder / "spec.json").write_text(json.dumps(spec))
         (folder / "data.npz").symlink_to(problem / "data.npz")
         command = [sys.executable if ours else options.python, str(script), contender, place, str(seed)]
@@ -185,6 +190,17 @@ def run(contender: str, problem: Path, seed: int, options: Options, budget: int)
     return {"wall": wall, "steps": steps, "reports": reports, **more}
 
 
+def best_of(result: dict[str, Any]) -> float:
+    """Returns the lowest loss that a search reported."""
+    return min(value for _, _, value in result["reports"] if not math.isnan(value))
+
+
+def turned[T](values: Sequence[T], number: int) -> list[T]:
+    """Returns the values, the first ``number`` of them at the end."""
+    first = number % len(values)
+    return [*values[first:], *values[:first]]
+
+
 def first_within(reports: list[Any], score: float) -> tuple[float, int] | None:
     """Returns the time and the steps at which a loss was first as low as ``score``; None: never."""
     return next(((at, steps) for at, steps, value in reports if value <= score), None)
@@ -192,12 +208,12 @@ def first_within(reports: list[Any], score: float) -> tuple[float, int] | None:
 
 def compare(peer: dict[str, Any], ours: dict[str, Any]) -> dict[str, float]:
     """Returns the ratio of times until the peer's best score, 0 if it was not reached, and its two factors."""
-    score = min(value for _, _, value in peer["reports"] if not math.isnan(value))
+    score = best_of(peer)
     theirs, mine = first_within(peer["reports"], score), first_within(ours["reports"], score)
     assert theirs is not None
     found = {"score": score, "peer_seconds": theirs[0], "peer_steps": theirs[1], "ratio": 0.0}
     if mine is None:
-        return found | {"ours": min(value for _, _, value in ours["reports"] if not math.isnan(value))}
+        return found | {"ours": best_of(ours)}
     search = theirs[1] / mine[1]
     found |= {"seconds": mine[0], "steps": mine[1], "search": search, "ratio": theirs[0] / mine[0]}
     return found | {"throughput": found["ratio"] / search}
@@ -248,7 +264,7 @@ def choose(peers: tuple[str, ...], folder: Path, options: Options, budget: int) 
 
 
 def main(options: Options) -> None:
-    """Runs the contenders in alternation, seed by seed, and prints the table; finished seeds are kept."""
+    """Runs the contenders seed by seed, the peers first, and prints the table; finished seeds are kept."""
     options.out.mkdir(parents=True, exist_ok=True)
     settings = dataclasses.asdict(options) | {"python": "", "out": ""}
     results: dict[str, Any] = {**describe_machine()._asdict(), "settings": settings, "tasks": {}}
@@ -258,11 +274,10 @@ def main(options: Options) -> None:
             budget = write_problem(name, options, folder)
             peers, rates = choose(options.peers, folder, options, budget)
             results["tasks"][name] = {"budget": budget, "arrangements": rates, "seeds": []}
-            contenders = [*peers, *options.searchers]
             for seed in range(options.seeds):
-                first = seed % len(contenders)
-                order = contenders[first:] + contenders[:first]
-                runs = {one: run(one, folder, seed, options, budget) for one in order}
+                runs = {one: run(one, folder, seed, options, budget) for one in turned(peers, seed)}
+                score = min(best_of(result) for result in runs.values())
+                runs |= {one: run(one, folder, seed, options, budget, score) for one in turned(options.searchers, seed)}
                 compared = {f"{a} / {b}": compare(runs[a], runs[b]) for a in peers for b in options.searchers}
                 results["tasks"][name]["seeds"].append({"runs": runs, "compared": compared})
                 (options.out / "search_cpu.json").write_text(json.dumps(results, default=str))

@@ -6,6 +6,7 @@
 
 from jaxnn.search._distributions import Distribution, choice, integers, log_uniform, uniform
 from jaxnn.search._optuna import optuna
+from jaxnn.search._parzen import tpe
 from jaxnn.search._points import Axis, Points, grid, random, sobol, zip
 from jaxnn.search._populations import pbt
 from jaxnn.search._rebuilt import rebuilt
@@ -37,6 +38,7 @@ __all__ = [
     "random",
     "simulate",
     "sobol",
+    "tpe",
     "uniform",
     "zip",
 ]

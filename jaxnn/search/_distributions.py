@@ -31,6 +31,13 @@ class Distribution(NamedTuple):
         """The scale of the field's axis in plots."""
         return {"log_uniform": "log", "choice": "nominal"}.get(self.kind, "linear")
 
+    @property
+    def num_values(self) -> int:
+        """The number of values of integers or a choice; 0: they are not countable."""
+        if self.kind == "integers":
+            return int(self.high - self.low) + 1
+        return len(self.values)
+
     def sample(self, rng: np.random.Generator, num: int) -> list[Any]:
         """Returns ``num`` independent draws."""
         if self.kind == "choice":
@@ -106,6 +113,13 @@ def choice(values: Sequence[Any]) -> Distribution:
     if not values:
         raise ConfigError("choice has nothing to choose from: give it at least one value.")
     return Distribution("choice", values=values)
+
+
+def check_space(where: str, space: Mapping[str, Any]) -> None:
+    """Raises ConfigError, naming the searcher ``where``, unless each field has a distribution or a function."""
+    for name, axis in space.items():
+        if not (isinstance(axis, Distribution) or callable(axis)):
+            raise ConfigError(f"{where}: the field {name!r} has {axis!r:.40}: give a distribution, as search.choice.")
 
 
 def described_space(space: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxnn.search._distributions import Distribution, described_space
+from jaxnn.search._distributions import Distribution, check_space, described_space
 from jaxnn.search._searchers import Propose, Reached, Searcher, Verdict
 from jaxnn.types import ConfigError, check_int
 
@@ -48,9 +48,7 @@ def optuna(space: Mapping[str, Any], num: int, key: int = 0, *, sampler: Any = N
     check_int("optuna: key", key, 0, 2**32 - 1)
     if sampler is not None and not callable(sampler):
         raise ConfigError(f"optuna: sampler is {sampler!r:.40}, and must be a function of the key to Optuna's sampler.")
-    for name, axis in space.items():
-        if not (isinstance(axis, Distribution) or callable(axis)):
-            raise ConfigError(f"optuna: the field {name!r} has {axis!r:.40}: give a distribution, as jn.search.choice.")
+    check_space("optuna", space)
     library.logging.set_verbosity(library.logging.WARNING)
 
     def init() -> _Study:

@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxnn.search._distributions import Distribution, choice, integers, log_uniform, uniform
 from jaxnn.search._optuna import optuna
+from jaxnn.search._parzen import tpe
 from jaxnn.search._points import Points
 from jaxnn.search._populations import pbt
 from jaxnn.search._searchers import Searcher, asha, halving, listed
@@ -34,8 +35,8 @@ def rebuilt(described: Mapping[str, Any]) -> Searcher:
         source = rebuilt(given.pop("of"))
         return pruning[name](source, **given)
     space = {field: _axis(axis) for field, axis in given.get("space", {}).items()}
-    if name == "pbt" and None not in space.values():
-        return pbt(**{**given, "space": space})
+    if name in ("pbt", "tpe") and None not in space.values():
+        return (pbt if name == "pbt" else tpe)(**{**given, "space": space})
     if name == "optuna" and None not in space.values() and given.pop("sampler") is None:
         return optuna(**{**given, "space": space})
     raise ConfigError(f"the searcher {name} has code that its record does not hold: give the same to jn.sweep.")

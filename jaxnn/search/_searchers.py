@@ -250,8 +250,8 @@ def asha(
         promoted, proposals = dict(state.promoted), list[Proposal]()
         for place in sorted(state.reached, key=lambda place: (-place[1], place[0])):
             values, gone = state.reached[place], promoted.get(place, frozenset())
-            best = sorted(values, key=lambda member: (values[member], member))[: len(values) // eta]
-            chosen = [member for member in best if member not in gone and math.isfinite(values[member])]
+            best = sorted((value, member) for member, value in values.items())[: len(values) // eta]
+            chosen = [member for value, member in best if member not in gone and math.isfinite(value)]
             chosen = chosen[: count - len(proposals)] if place[1] < last else []
             promoted[place] = gone | {*chosen}
             proposals += [Promote(member) for member in chosen]
@@ -268,13 +268,13 @@ def asha(
 
     def tell(state: _Rungs, reports: Sequence[Reached]) -> tuple[_Rungs, list[Verdict]]:
         inner, theirs = source.tell(state.source, reports)
-        reached, promoted, verdicts = dict(state.reached), dict(state.promoted), list[Verdict]()
+        reached = {place: dict(values) for place, values in state.reached.items()}
+        promoted, verdicts = dict(state.promoted), list[Verdict]()
         for report, verdict in zip(reports, theirs, strict=True):
             bracket = report.member % brackets
             rung = max(shares.index(report.share), bracket if report.over else 0)
             if rung >= bracket:
-                place = bracket, rung
-                reached[place] = {**reached.get(place, {}), report.member: report.value}
+                reached.setdefault((bracket, rung), {})[report.member] = report.value
                 for other in reached if report.over else ():
                     if report.member in reached[other]:  # it cannot be promoted
                         promoted[other] = promoted.get(other, frozenset()) | {report.member}

@@ -58,8 +58,10 @@ class SearchLanes(SweepRun):
     @property
     def in_training(self) -> list[PlannedMember]:
         """The members that are in lanes or wait for one."""
-        numbers = {number for queue in self.queues.values() for number in queue}
-        return [member for member in self.plan.members if member.status == RUNNING or member.number in numbers]
+        groups = self.plan.groups
+        in_lanes = [groups[number].members[row] for number, lanes in self.lanes.items() for row in lanes.rows]
+        waiting = [self.plan.member(number) for queue in self.queues.values() for number in queue]
+        return [*(member for member in in_lanes if member.status == RUNNING), *waiting]
 
     def _find_places(self) -> None:
         for group in self.plan.groups:

@@ -1,6 +1,6 @@
 """One search by jaxnn in a process of its own; each evaluation of a member is a line in the file of reports.
 
-python search_jaxnn.py SEARCHER FOLDER SEED      SEARCHER is asha, or asha_tpe: Optuna proposes, asha prunes
+python search_jaxnn.py SEARCHER FOLDER SEED      SEARCHER is asha, or asha_tpe: TPE proposes, ASHA prunes
 """
 
 import dataclasses
@@ -38,11 +38,11 @@ class Config:
 
 
 class Reports:
-    """A metric writer: the time, the new steps and the loss of each member; Ctrl-C after ``budget`` steps."""
+    """A metric writer: time, new steps and loss of each member; Ctrl-C after ``budget`` steps or at the ``score``."""
 
-    def __init__(self, path: Path, budget: int) -> None:
+    def __init__(self, path: Path, budget: int, score: float) -> None:
         self.file = path.open("w", buffering=1)
-        self.left = budget
+        self.left, self.score = budget, score
         self.steps: dict[int, int] = {}
 
     def write(self, lines: Any) -> None:
@@ -53,6 +53,8 @@ class Reports:
             report = {"time": now, "steps": steps, "value": float(line["validation_loss"])}
             print(json.dumps(report), file=self.file)
             self.left -= steps
+            if report["value"] <= self.score:
+                self.left = 0
         if self.left <= 0:
             signal.raise_signal(signal.SIGINT)
 
@@ -110,10 +112,10 @@ def main(searcher: str, folder: Path, seed: int) -> None:
     space["seed"] = seed_of
     num = {"num": MORE * spec["num"], "key": seed}
     if searcher == "asha_tpe":
-        search = jn.search.asha(jn.search.optuna(space, **num))
+        search = jn.search.asha(jn.search.tpe(space, **num))
     else:
         search = jn.search.asha(space, **num)
-    reports = Reports(folder / "reports_0.jsonl", spec["budget"])
+    reports = Reports(folder / "reports_0.jsonl", spec["budget"], spec["score"])
     how = {"lanes": spec["lanes"], "progress": "none", "run_dir": folder / "record"}
     loaded = time.time()
     experiment = experiment_of(spec, data, seed)
