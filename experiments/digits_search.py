@@ -6,7 +6,7 @@ Command   python experiments/digits_search.py
 Result    0.117, and 0.474 of 16 random rates: 128 members of 1,000 steps, eight seconds on two CPU cores
 
 Bergstra et al., "Algorithms for Hyper-Parameter Optimization", 2011: draws come from near the best quarter of the
-points so far, and the one that is likelier there than near the others is proposed. `jn.search.optuna` has the real one.
+points so far, and the one that is likelier there than near the others is proposed. `jn.search.tpe` has the whole one.
 """
 
 import dataclasses

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jaxnn.search import Points, Searcher
 
 UNTIL_THE_BUDGET_ENDS = 10_000  # members
+Search = Literal["random", "sobol", "tpe", "optuna", "halving", "asha", "patience", "extrapolated", "pbt"]
 SPACE = "log:1e-4:1e-1, 0:0.5, 1:4, or values as in relu,gelu"
 
 
@@ -22,17 +23,19 @@ class Design:
     """How the values of the flags make members."""
 
     combine: Literal["grid", "zip"] = "grid"
-    """Every combination of the values, or the first of each field, the second of each, and so on."""
-    search: Literal["random", "sobol", "halving", "asha", "patience", "extrapolated", "pbt", "optuna"] | None = None
+    """Every combination of the values, or by position."""
+    search: Search | None = None
     """Where members come from: draws of the space, or a searcher that compares them while they train."""
+    propose: Literal["random", "sobol", "tpe", "optuna"] | None = None
+    """Where asha, halving, … get new members from; default: random."""
     space: tuple[str, ...] = ()
     """Fields to draw: learning_rate=log:1e-4:1e-1 dropout=0:0.5 num_layers=1:4 activation=relu,gelu."""
     num: int | None = bounded(None, least=1)
-    """Number of draws of the space; asha and optuna stop before if there is a budget; then by default 10,000."""
+    """Number of draws of the space; with a budget by default 10,000."""
     key: int = bounded(0, least=0)
     """Seed of the draws."""
     eta: int | None = bounded(None, least=2)
-    """Reduction factor of halving and asha: one of ETA members is promoted; default: 3."""
+    """One of ETA members is promoted by halving and asha; default: 3."""
     confirm: int | None = bounded(None, least=2)
     """Train the best point, the runner-up and the config again with this many fresh seeds, and compare them."""
 
@@ -77,7 +80,7 @@ class Design:
         from jaxnn import search
 
         is_space, ways = isinstance(points, dict), {"eta": self.eta} if self.eta is not None else {}
-        endless = budget is not None and is_space and self.search in ("asha", "optuna")
+        endless = budget is not None and is_space and self.search in ("asha", "tpe", "optuna")
         num = UNTIL_THE_BUDGET_ENDS if endless and self.num is None else self.num
         if is_space and num is None and self.search != "pbt":
             raise ConfigError("--space draws members: say how many, as in --num 64.")
@@ -85,16 +88,20 @@ class Design:
             raise ConfigError("--num counts draws of a --space, and there is none: leave it out.")
         if self.eta is not None and self.search not in ("halving", "asha"):
             raise ConfigError("--eta is of --search halving or asha: choose one of them, or leave it out.")
-        match self.search:
-            case "halving" | "asha" | "patience" | "extrapolated":
-                make: Any = getattr(search, self.search)
-                return make(points, num=num, key=self.key, **ways)  # type: ignore[no-any-return]
-            case None | "random" | "sobol" if is_space:
-                draw = search.sobol if self.search == "sobol" else search.random
-                return draw(num or 1, self.key, **points)
-            case "pbt" | "optuna" if is_space:
-                make_from = search.pbt if self.search == "pbt" else search.optuna
-                return make_from(points, num or 16, self.key)
-            case None:
-                return points  # type: ignore[no-any-return]
-        raise ConfigError(f"--search {self.search} draws from a space: give one, as in --space learning_rate={SPACE}.")
+        compares = self.search in ("halving", "asha", "patience", "extrapolated")
+        if self.propose is not None and not compares:
+            raise ConfigError("--propose is of --search halving, asha, patience or extrapolated: choose one of them.")
+        proposing = self.propose if compares else self.search
+        if not is_space and proposing is not None:
+            flag = f"--{'propose' if compares else 'search'} {proposing}"
+            raise ConfigError(f"{flag} draws from a space: give one, as in --space learning_rate={SPACE}.")
+        if is_space and proposing in ("tpe", "optuna", "pbt"):
+            points = getattr(search, proposing)(points, num or 16, self.key)
+        elif is_space and not (compares and self.propose is None):
+            draw = search.sobol if proposing == "sobol" else search.random
+            points = draw(num or 1, self.key, **points)
+        if not compares:
+            return points  # type: ignore[no-any-return]
+        make: Any = getattr(search, str(self.search))
+        given = {"num": num, "key": self.key} if isinstance(points, dict) else {}
+        return make(points, **given, **ways)  # type: ignore[no-any-return]

@@ -45,6 +45,7 @@ class Programs:
     deterministic: bool = False  # whether programs that train and evaluate have equal bits in each process
     ledger: list[observe.Compilation] = dataclasses.field(default_factory=list)  # in order
     clock: Clock = dataclasses.field(default_factory=Clock)  # gets the time as ``trace``, ``compile``
+    while_compiling: Callable[[], None] = lambda: None  # called when a compilation has begun
     first_examples: Examples = dataclasses.field(init=False)  # the first batch's examples, on the device
     shapes: TrainState = dataclasses.field(init=False)  # those of the state of one member
     shardings: Any = dataclasses.field(init=False, default=None)  # of each of its arrays; None on one device
@@ -85,16 +86,24 @@ class Programs:
     def compile_together(self, shape: Shape | None, lengths: Sequence[int], split: str | None, cause: str) -> None:
         """Compiles in parallel threads initial states, calls of ``lengths`` steps for ``cause``, and an evaluation."""
         init = _pure.Initialise(None if shape is None else self._init_count)
-        wanted: list[_pure.Program] = [init, *(_pure.Train(shape, length) for length in lengths)]
+        # First those that compile the longest.
+        wanted: list[_pure.Program] = [*(_pure.Train(shape, length) for length in lengths), init]
         wanted += [_pure.Evaluate(shape, split, self.eval_batches is not None)] if split is not None else []
-        missing = [program for program in wanted if program not in self._compiled]
-        with self.clock.span("compile", f"compiling the programs{_pure.of_members(shape)}"):
-            # Traced here, in the caller's JAX contexts; only XLA runs in other threads.
-            lowered = [self._lower(program, cause) for program in missing]
-            done = observe.Lowered.compile_all(lowered)
-        for program, (compiled, entry) in zip(missing, done, strict=True):
-            self._compiled[program] = compiled
-            self.ledger.append(entry)
+        self._compile([one for one in wanted if one not in self._compiled], cause, f"s{_pure.of_members(shape)}")
+
+    def _compile(self, programs: Sequence[_pure.Program], cause: str, named: str) -> None:
+        def lowered() -> Iterator[observe.Lowered]:
+            # Traced here, in the caller's JAX contexts; only XLA runs in other threads, meanwhile.
+            for program in programs:
+                with self.clock.span("trace", "tracing the programs"):
+                    found = self._lowered(program, cause)
+                yield found
+            self.while_compiling()
+
+        with self.clock.span("compile", f"compiling the program{named}"):
+            for program, (compiled, entry) in zip(programs, observe.Lowered.compile_all(lowered()), strict=True):
+                self._compiled[program] = compiled
+                self.ledger.append(entry)
 
     @functools.cached_property
     def start(self) -> Start:
@@ -128,11 +137,8 @@ class Programs:
             rows = np.minimum(np.arange(first, first + count), num_members - 1)
             states = init(jax.device_put(_pure.rows_of(dict(values), rows), self._init_device), *given)
             parts.append(to_host(states))
-
-        def joined(*leaves: np.ndarray) -> np.ndarray:
-            return (np.concatenate(leaves) if len(leaves) > 1 else leaves[0])[:num_members]
-
-        return jax.tree.map(joined, *parts)  # type: ignore[no-any-return]
+        whole = parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+        return jax.tree.map(lambda leaf: leaf[:num_members], whole)  # type: ignore[no-any-return]
 
     def train(self, shape: Shape | None, num_steps: int, cause: str) -> TrainProgram:
         """The program of ``num_steps`` training steps, compiled if it was not yet."""
@@ -368,14 +374,8 @@ class Programs:
 
     def _program(self, program: _pure.Program, cause: str) -> Any:
         if program not in self._compiled:
-            with self.clock.span("compile", f"compiling the program to {program}"):
-                ((self._compiled[program], entry),) = observe.Lowered.compile_all([self._lower(program, cause)])
-            self.ledger.append(entry)
+            self._compile([program], cause, f" to {program}")
         return self._compiled[program]
-
-    def _lower(self, program: _pure.Program, cause: str) -> observe.Lowered:
-        with self.clock.span("trace", "tracing the programs"):
-            return self._lowered(program, cause)
 
     def _lowered(self, program: _pure.Program, cause: str) -> observe.Lowered:
         """Traces and lowers a program."""
@@ -398,8 +398,7 @@ class Programs:
                 in_part = isinstance(program, _pure.TrainPart)
                 arguments += [np.zeros(2, np.int32)] if in_part else []
                 if (state := self.sharding(shape)) is not None:
-                    spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
-                    totals = NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
+                    totals = self._of_members(shape)
                     placed = jax.tree.map(lambda array: array.sharding, examples)
                     given = state, totals, placed, *[self.layout.replicated] * in_part
                     jit |= {"in_shardings": given, "out_shardings": (state, totals)}
@@ -413,13 +412,15 @@ class Programs:
             case _pure.Evaluate(shape, split, part):
                 piece = next(self._pieces_of(split, part)())
                 if (state := self.sharding(shape)) is not None:
-                    spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
-                    kept = NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
                     placed = jax.tree.map(lambda array: array.sharding, piece)
-                    jit |= {"in_shardings": (state, *placed, kept)}
+                    jit |= {"in_shardings": (state, *placed, self._of_members(shape))}
                     jit |= {"out_shardings": self.layout.replicated} if shape is None else {}
                 given = self.abstract(shape), *piece, self._kept_shapes(shape, split, piece)
                 return observe.Lowered.of(self._evaluation(shape, split), f"{program}", "start", *given, **jit)
+
+    def _of_members(self, shape: Shape | None) -> NamedSharding:
+        spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
+        return NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
 
     def _evaluation(self, shape: Shape | None, split: str) -> Callable[..., Any]:
         make = _pure.make_evaluate if shape is None else _pure.make_population_evaluate

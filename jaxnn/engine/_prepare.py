@@ -35,6 +35,7 @@ from jaxnn.engine._tuning import (
 from jaxnn.engine._windows import near_divisor, typical_window, with_tails
 from jaxnn.observe import describe_devices
 from jaxnn.parallel import SINGLE_DEVICE, Layout, all_agree, process_count
+from jaxnn.record import Checkpoints
 from jaxnn.tasks import check_direction, direction_of
 from jaxnn.types import Array, ConfigError, DataError, Experiment, Splits, TrainState, suggest
 
@@ -143,6 +144,8 @@ def open_trainer(
         deterministic=options.deterministic,
         clock=clock,
     )
+    if options.record and options.checkpoint_every != 0 and not given.thorough:
+        programs.while_compiling = Checkpoints.preload
     check_memory(programs)
     if (rows := len(programs.batch.mask)) != config.batch_size:
         raise DataError(

@@ -115,7 +115,9 @@ def of_members(shape: Shape | None) -> str:
     return "" if shape is None else f" of {shape.chunks} × {shape.lanes} members"
 
 
-def make_step(experiment: Experiment[Any], layout: Layout = SINGLE_DEVICE) -> TrainStep:
+def make_step(
+    experiment: Experiment[Any], layout: Layout = SINGLE_DEVICE, value_and_grad: Callable[..., Any] | None = None
+) -> TrainStep:
     """Returns one training step of ``experiment``; its task and optimizer are made by this call."""
     optimizer, task = experiment.optimizer(experiment.config), _distributed(experiment, layout)
     if hasattr(optimizer, "update_params") and _is_partitioned(layout):
@@ -124,7 +126,9 @@ def make_step(experiment: Experiment[Any], layout: Layout = SINGLE_DEVICE) -> Tr
         step = own_step(experiment.step, task, optimizer, experiment.config)
         is_sharded = layout.axis_name is None and layout.data_size > 1
         return by_rows(step, 1, layout.constrain, layout.map_rows) if is_sharded else step
-    return make_train_step(task, optimizer, value_and_grad=value_and_grad_of(optimizer, layout.axis_name))
+    return make_train_step(
+        task, optimizer, value_and_grad=value_and_grad or value_and_grad_of(optimizer, layout.axis_name)
+    )
 
 
 def _is_partitioned(layout: Layout) -> bool:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -116,9 +116,9 @@ class Lowered(NamedTuple):
         return Lowered(program, entry, key, None if known else options)
 
     @staticmethod
-    def compile_all(programs: Sequence[Lowered]) -> list[Any]:
-        """Compiles all ``programs`` at once; KeyboardInterrupt ends the wait."""
-        found = [concurrent.futures.Future[Any]() for _ in programs]
+    def compile_all(programs: Iterable[Lowered]) -> list[Any]:
+        """Compiles all ``programs``, each from when it is given on; KeyboardInterrupt ends the wait."""
+        found: list[concurrent.futures.Future[Any]] = []
 
         def compile_one(program: Lowered, future: concurrent.futures.Future[Any]) -> None:
             try:
@@ -127,10 +127,11 @@ class Lowered(NamedTuple):
                 future.set_exception(error)
 
         # Not by an executor, which waits for XLA also after KeyboardInterrupt: that may take minutes.
-        for given in zip(programs, found, strict=True):
-            threading.Thread(target=compile_one, args=given, name="compile", daemon=True).start()
         at_exit = functools.partial(_end_of_compilation, found)
         atexit.register(at_exit)
+        for program in programs:
+            found.append(concurrent.futures.Future())
+            threading.Thread(target=compile_one, args=(program, found[-1]), name="compile", daemon=True).start()
         concurrent.futures.wait(found)
         atexit.unregister(at_exit)
         return [future.result() for future in found]

@@ -77,8 +77,6 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
         if (run_dir := options.run_dir) is not None:
             parallel.broadcast_from_primary(lambda: records.Record.check_vacant(run_dir))
         check_config(experiment.config)
-        if options.record and options.checkpoint_every != 0:
-            records.Checkpoints.preload()
         layout = parallel.Layout.make(options.strategy, options.devices, options.mesh, options.device)
         layout.check_divides(experiment.config.batch_size)
         if options.eval_batch_size is not None:

@@ -115,11 +115,14 @@ def choice(values: Sequence[Any]) -> Distribution:
     return Distribution("choice", values=values)
 
 
-def check_space(where: str, space: Mapping[str, Any]) -> None:
-    """Raises ConfigError, naming the searcher ``where``, unless each field has a distribution or a function."""
+def check_space(where: str, space: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the scales of a space's axes; ConfigError, naming the searcher ``where``, if a field is not drawn."""
+    if not space:
+        raise ConfigError(f"{where} needs a field to draw, as in {{'rate': jn.search.log_uniform(1e-4, 1e-1)}}.")
     for name, axis in space.items():
         if not (isinstance(axis, Distribution) or callable(axis)):
             raise ConfigError(f"{where}: the field {name!r} has {axis!r:.40}: give a distribution, as search.choice.")
+    return {name: axis.scale if isinstance(axis, Distribution) else "nominal" for name, axis in space.items()}
 
 
 def described_space(space: Mapping[str, Any]) -> dict[str, Any]:

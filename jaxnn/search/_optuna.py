@@ -48,7 +48,7 @@ def optuna(space: Mapping[str, Any], num: int, key: int = 0, *, sampler: Any = N
     check_int("optuna: key", key, 0, 2**32 - 1)
     if sampler is not None and not callable(sampler):
         raise ConfigError(f"optuna: sampler is {sampler!r:.40}, and must be a function of the key to Optuna's sampler.")
-    check_space("optuna", space)
+    scales = check_space("optuna", space)
     library.logging.set_verbosity(library.logging.WARNING)
 
     def init() -> _Study:
@@ -91,7 +91,6 @@ def optuna(space: Mapping[str, Any], num: int, key: int = 0, *, sampler: Any = N
                 state.study.add_trial(library.trial.create_trial(state=kinds.COMPLETE, value=value, **again))
         return state, ["continue"] * len(reports)
 
-    scales = {name: axis.scale if isinstance(axis, Distribution) else "nominal" for name, axis in space.items()}
     settings = {
         "num": num,
         "key": key,

@@ -22,7 +22,7 @@ class _Members(NamedTuple):
     """The state: what is known of each member."""
 
     places: np.ndarray  # [members, fields], from 0 to 1, as `Distribution.at` takes them; NaN: not drawn
-    shares: np.ndarray  # [members], the latest that reported; 0: none yet
+    shares: np.ndarray  # [members], of its steps at its latest report, 1 if it ended; 0: none yet
     values: np.ndarray  # [members], of that report
 
 
@@ -48,7 +48,7 @@ def tpe(space: Mapping[str, Any], num: int, key: int = 0) -> Searcher:
     """
     check_int("tpe: num", num)
     check_int("tpe: key", key, 0)
-    check_space("tpe", space)
+    scales = check_space("tpe", space)
     names = sorted(space, key=lambda name: callable(space[name]))
     together = [name for name in names if not callable(space[name])]
 
@@ -68,11 +68,11 @@ def tpe(space: Mapping[str, Any], num: int, key: int = 0) -> Searcher:
             for row in places.tolist()
         ]
         for column, name in enumerate(names[first:], first):
-            known = [part[~np.isnan(part[:, column])][:, [column]] for part in (good, others)]
+            near, far = (part[~np.isnan(part[:, column])][:, [column]] for part in (good, others))
             for row, point in zip(places, points, strict=True):
                 point[name] = axis = space[name](dict(point))
                 if isinstance(axis, Distribution):
-                    row[column] = _likely(rng, [axis], *known, 1)[0, 0]
+                    row[column] = _likely(rng, [axis], near, far, 1)[0, 0]
                     point[name] = axis.at(float(row[column]))
         state = _Members(
             np.concatenate([state.places, places]),
@@ -84,11 +84,10 @@ def tpe(space: Mapping[str, Any], num: int, key: int = 0) -> Searcher:
     def tell(state: _Members, reports: Sequence[Reached]) -> tuple[_Members, list[Verdict]]:
         shares, values = state.shares.copy(), state.values.copy()
         for report in reports:
-            shares[report.member] = report.share
+            shares[report.member] = 1.0 if report.over else report.share
             values[report.member] = report.value
         return _Members(state.places, shares, values), ["continue"] * len(reports)
 
-    scales = {name: axis.scale if isinstance(axis, Distribution) else "nominal" for name, axis in space.items()}
     settings = {"num": num, "key": key, "space": described_space(space)}
     return Searcher("tpe", init, ask, tell, scales=scales, num=num, settings=settings)
 
@@ -163,10 +162,10 @@ def _log_density(draws: np.ndarray, axes: Sequence[Distribution], members: np.nd
 
 def _widths(members: np.ndarray) -> np.ndarray:
     """The standard deviations ``[members, fields]`` of kernels: the distance of the farther neighbour in a field."""
-    number = len(members)
+    number, fields = members.shape
     order = np.argsort(members, axis=0)
-    ends = np.zeros_like(members[:1]), np.ones_like(members[:1])
-    gaps = np.diff(np.concatenate([ends[0], np.take_along_axis(members, order, axis=0), ends[1]]), axis=0)
+    ordered = np.take_along_axis(members, order, axis=0)
+    gaps = np.diff(np.concatenate([np.zeros((1, fields)), ordered, np.ones((1, fields))]), axis=0)
     widths = np.maximum(gaps[:-1], gaps[1:])
     if number > 1:  # the ends of a field are no neighbours
         widths[0], widths[-1] = gaps[1], gaps[-2]

@@ -230,7 +230,7 @@ def asha(
 
     Args:
         points: what `grid`, `random` and `sobol` make, a dict of distributions as `random` takes, or another searcher
-            that proposes new members, such as `optuna`.
+            that proposes new members, such as `tpe`.
         num: the number of members drawn from a dict.
         key: determines these draws.
         eta: the reduction factor: one of ``eta`` members is promoted; at least 2.

@@ -37,7 +37,7 @@ def patience(points: Any, num: int | None = None, key: int = 0, *, reports: int 
 
     Args:
         points: what `grid`, `random` and `sobol` make, a dict of distributions as `random` takes, or another searcher
-            that proposes new members, such as `optuna`.
+            that proposes new members, such as `tpe`.
         num: the number of members drawn from a dict.
         key: determines these draws.
         reports: the number of reports of a run, after equal parts of its steps, at least 2.

@@ -5,7 +5,7 @@ import inspect
 import operator
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -176,12 +176,12 @@ def plan_groups(
 def _check(members: Sequence[PlannedMember], traced: Sequence[str], load: Loader, read: set[str]) -> None:
     """Fails members whose data do not load or whose program does not trace; ``read`` grows."""
 
-    def passes(member: PlannedMember) -> bool:
+    def passes(member: PlannedMember, **how: Any) -> bool:
         try:
             splits, by_data = load(member)
             steps_per_epoch(splits.train.num_examples, member.experiment.config.batch_size)
             config, by_program = watched(member.experiment.config)
-            failure = _failure(dataclasses.replace(member.experiment, config=config), splits, ())
+            failure = _failure(dataclasses.replace(member.experiment, config=config), splits, (), **how)
             if failure is not None:
                 raise failure
             read.update(by_program | by_data)
@@ -199,8 +199,9 @@ def _check(members: Sequence[PlannedMember], traced: Sequence[str], load: Loader
         ends = {(name, end) for name, end in ends if value(chosen, name) != end}
         chosen = max(members, key=lambda member: sum(value(member, name) == end for name, end in ends))
         first[chosen.number] = chosen
-    # A float is invalid outside some range: if its least and largest values are valid, so are all.
-    if not all([passes(member) for member in first.values()]):
+    # A float is invalid outside some range: if its least and largest values are valid, so are all. They decide nothing
+    # that only gradients show.
+    if not all([passes(member, forward=number > 0) for number, member in enumerate(first.values())]):
         for member in members:
             if member.number not in first:
                 passes(member)
@@ -228,15 +229,23 @@ def _untraceable(member: PlannedMember, names: Sequence[str], load: Loader, all_
     return list(notes)
 
 
-def _failure(experiment: Experiment[Any], splits: Splits, names: Iterable[str]) -> Exception | None:
-    """The error of tracing init, a training and an evaluation step with tracers for the fields ``names``, or None."""
+def _failure(
+    experiment: Experiment[Any], splits: Splits, names: Iterable[str], *, forward: bool = False
+) -> Exception | None:
+    """The error of tracing init, a training and an evaluation step with tracers for the fields ``names``, or None.
+
+    A step that is traced ``forward`` alone has no gradients; parameters stand in their place.
+    """
     source = splits.train
+
+    def value_alone(loss: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+        return lambda params, *others: (loss(params, *others), params)
 
     def everything(values: dict[str, jax.Array], examples: Examples) -> Any:
         member = Members.with_values(experiment, {name: value[0] for name, value in values.items()})
         state = make_init(member, source)(examples)
         batch = source.transform(source.as_batch(examples), state.key)
-        state, metrics = make_step(member)(state, batch)
+        state, metrics = make_step(member, value_and_grad=value_alone if forward else None)(state, batch)
         sums = make_evaluate_step(member.task(member.config))(state, batch) if splits.evaluated else {}
         return sums, metrics
 

@@ -12,7 +12,7 @@ from jaxnn._signals import interruptible
 from jaxnn._text import short_path
 from jaxnn.engine import Budget, Trainer
 from jaxnn.parallel import computing_on
-from jaxnn.record import Checkpoints, Record
+from jaxnn.record import Record
 from jaxnn.search import Points, Searcher
 from jaxnn.sweeps import _sweep_record
 from jaxnn.sweeps._groups import Group, reason
@@ -45,8 +45,6 @@ def sweep_here(
         options = _sweep_record.options_of_record(options, before)
         writers = around.enter_context(options.opened_writers())
         checked_points(experiment, points, options)
-        if options.record and options.checkpoint_every != 0 and not options.plan_only:
-            Checkpoints.preload()
         display = around.enter_context(runs.Display.open(options.progress))
         with display.announcing(clock):
             display.device()

@@ -144,7 +144,7 @@ def test_nothing_is_compiled_after_the_first_window_and_the_ledger_has_the_cause
     assert events[shown[0] : shown[-1] + 1] == [5, 10, 15, 20, 23]
 
     ledger = tiny.read(run.dir, "compiles.json")
-    names = ("initialise", "train 3 steps", "train 2 steps", "evaluate test")
+    names = ("train 3 steps", "train 2 steps", "initialise", "evaluate test")
     assert [(one["name"], one["cause"]) for one in ledger["compilations"]] == [(name, "start") for name in names]
     stages = ("trace_seconds", "lower_seconds", "compile_seconds")
     seconds = sum(one[stage] for one in ledger["compilations"] for stage in stages)

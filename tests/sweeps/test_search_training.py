@@ -252,7 +252,7 @@ def test_search_from_the_shell(tmp_path, monkeypatch, capsys):
         quiet = "--no-record --progress none --vmap-size 2 --lanes 4 --devices 1 --num-steps 54"
         return jn.main(LONG, ["sweep", *words.split(), *quiet.split()])
 
-    found = sweep("--search asha --space learning_rate=log:1e-3:1 batch-size=4,8 --num 8 --eta 2")
+    found = sweep("--search asha --propose tpe --space learning_rate=log:1e-3:1 batch-size=4,8 --num 8 --eta 2")
     assert len(found.members) == 8 and {member.point["batch_size"] for member in found.members} == {4, 8}
     assert [axis.scale for axis in found.axes] == ["log", "nominal"]
     drawn = sweep("--space batch_size=4:5 --seed 0 1 --num 2 --search random")
@@ -265,6 +265,9 @@ def test_search_from_the_shell(tmp_path, monkeypatch, capsys):
         "--space learning_rate=0:1": "say how many, as in --num 64",
         "--seed 0 1 --num 3": "--num counts draws of a --space",
         "--seed 0 1 --search pbt": "--search pbt draws from a space",
+        "--seed 0 1 --search asha --propose tpe": "--propose tpe draws from a space",
+        "--space learning_rate=0:1 --num 3 --propose tpe": "--propose is of --search halving, asha",
+        "--space learning_rate=0:1 --seed 0 1 --num 3 --search tpe": "tpe: the field 'seed' has [0, 1]",
         "--seed 0 1 --eta 3": "--eta is of --search halving or asha",
     }
     for words, message in wrong.items():

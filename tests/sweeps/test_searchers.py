@@ -27,6 +27,8 @@ BUILT_IN: dict[str, Callable[[], Searcher]] = {
     "patience": lambda: jn.search.patience(RATE, num=24),
     "extrapolated of optuna": lambda: jn.search.extrapolated(jn.search.optuna(RATE, 24), reports=8, key=1),
     "pbt": lambda: jn.search.pbt({**RATE, "seed": [0, 1]}, 12, generations=5),
+    "tpe": lambda: jn.search.tpe(RATE, 40),
+    "asha of tpe": lambda: jn.search.asha(jn.search.tpe(RATE, 60)),
     "optuna": lambda: jn.search.optuna(RATE, 24),
     "asha of optuna": lambda: jn.search.asha(jn.search.optuna(RATE, 30)),
 }
@@ -179,6 +181,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "pbt perturbs values": lambda: jn.search.pbt(DRAWS, 8),  # type: ignore[arg-type]
     "pbt's quantile is 0.9": lambda: jn.search.pbt(RATE, 8, quantile=0.9),
     "optuna: the field 'seed'": lambda: jn.search.optuna({"seed": [1, 2]}, 3),
+    "tpe: the field 'seed'": lambda: jn.search.tpe({"seed": [1, 2]}, 3),
     "has code that its record does not hold": lambda: jn.search.rebuilt({"name": "mine"}),
 }
 
