@@ -195,6 +195,16 @@ def best_of(result: dict[str, Any]) -> float:
     return min(value for _, _, value in result["reports"] if not math.isnan(value))
 
 
+def improvements(reports: list[Any]) -> list[Any]:
+    """Returns the reports of lower losses than all before, with the first and the last of all."""
+    lowest, found = math.inf, [reports[0]]
+    for report in reports[1:]:
+        if report[2] < lowest:
+            lowest = report[2]
+            found.append(report)
+    return found if found[-1] is reports[-1] else [*found, reports[-1]]
+
+
 def turned[T](values: Sequence[T], number: int) -> list[T]:
     """Returns the values, the first ``number`` of them at the end."""
     first = number % len(values)
@@ -279,6 +289,8 @@ def main(options: Options) -> None:
                 score = min(best_of(result) for result in runs.values())
                 runs |= {one: run(one, folder, seed, options, budget, score) for one in turned(options.searchers, seed)}
                 compared = {f"{a} / {b}": compare(runs[a], runs[b]) for a in peers for b in options.searchers}
+                for result in runs.values():
+                    result["reports"] = improvements(result["reports"])
                 results["tasks"][name]["seeds"].append({"runs": runs, "compared": compared})
                 (options.out / "search_cpu.json").write_text(json.dumps(results, default=str))
                 print(f"{name}, seed {seed}: {', '.join(f'{who} {one["wall"]:.0f} s' for who, one in runs.items())}")

@@ -25,19 +25,19 @@ class Design:
     combine: Literal["grid", "zip"] = "grid"
     """Every combination of the values, or by position."""
     search: Search | None = None
-    """Where members come from: draws of the space, or a searcher that compares them while they train."""
+    """Draws of the space, or a searcher that compares members."""
     propose: Literal["random", "sobol", "tpe", "optuna"] | None = None
-    """Where asha, halving, … get new members from; default: random."""
+    """Where asha, halving, … get members; random if None."""
     space: tuple[str, ...] = ()
     """Fields to draw: learning_rate=log:1e-4:1e-1 dropout=0:0.5 num_layers=1:4 activation=relu,gelu."""
     num: int | None = bounded(None, least=1)
-    """Number of draws of the space; with a budget by default 10,000."""
+    """Number of draws of the space; with a budget 10,000."""
     key: int = bounded(0, least=0)
     """Seed of the draws."""
     eta: int | None = bounded(None, least=2)
-    """One of ETA members is promoted by halving and asha; default: 3."""
+    """One of ETA members is promoted; by default 3."""
     confirm: int | None = bounded(None, least=2)
-    """Train the best point, the runner-up and the config again with this many fresh seeds, and compare them."""
+    """Fresh seeds that compare best, runner-up and config."""
 
     def __post_init__(self) -> None:
         check_fields(self)
