@@ -15,7 +15,7 @@ from jaxnn.types import check_int
 STARTUP = 10  # reports before which members are random
 CANDIDATES = 24  # draws near the best members, of which the most promising one is proposed
 GOOD = 0.1, 25  # how many members are good: this share of those that reported, and at most so many
-OTHERS = 250  # of the other members the latest, so that a proposal takes the same time however many there are
+OTHERS = 250  # others, at least, taken evenly from all, so that a proposal takes as long however many there are
 
 
 class _Members(NamedTuple):
@@ -102,7 +102,8 @@ def _divided(state: _Members) -> tuple[np.ndarray, np.ndarray]:
     order = np.lexsort((state.values[told], -state.shares[told], np.isinf(state.values[told])))
     good = told[order][: min(math.ceil(share * len(told)), most)]
     good = good[np.isfinite(state.values[good])]
-    others = np.delete(np.arange(len(state.shares)), good)[-OTHERS:]
+    others = np.delete(np.arange(len(state.shares)), good)
+    others = others[:: max(1, len(others) // OTHERS)]
     return state.places[good], state.places[others]
 
 
