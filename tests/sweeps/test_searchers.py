@@ -59,6 +59,45 @@ def test_halving_trains_one_of_three_on_and_asha_wastes_little():
     assert asynchronous.best().point == ranked[0].point and asynchronous.cost < 81 / 4
 
 
+def test_tpe_draws_near_the_best_in_every_kind_of_field():
+    space = {
+        **{"rate": RATE["rate"], "depth": jn.search.integers(1, 5), "kind": jn.search.choice(["a", "b", "c"])},
+        "momentum": lambda point: jn.search.uniform(0.0, 1.0) if point["kind"] == "a" else 0.0,
+    }
+
+    def loss(point: Mapping[str, Any], share: float) -> float:
+        if point["kind"] == "c":
+            return math.inf  # it diverges
+        missed = abs(point["depth"] - 2) + (point["kind"] != "a") + abs(point["momentum"] - 0.3)
+        return (math.log10(point["rate"]) + 2) ** 2 + missed
+
+    searcher = jn.search.tpe(space, 240)
+    assert set(jn.testing.check_searcher(searcher, loss, lanes=8).values()) == {"passed"}
+    points = [member.point for member in simulate(searcher, loss, lanes=8).members]
+
+    def near(points: list[Any]) -> list[float]:
+        rates = [abs(math.log10(point["rate"]) + 2) < 0.5 for point in points]
+        momenta = [abs(point["momentum"] - 0.3) < 0.2 for point in points if point["kind"] == "a"]
+        kinds, depths = [point["kind"] == "a" for point in points], [point["depth"] == 2 for point in points]
+        return [sum(one) / len(one) for one in (rates, momenta, kinds, depths)]
+
+    drawn = jn.search.random(1000, 0, **space)
+    assert all(late > 1.8 * even for late, even in zip(near(points[120:]), near(list(drawn)), strict=True))
+
+
+@pytest.mark.parametrize("value", [1.0, math.inf])
+def test_tpe_takes_for_the_best_those_that_trained_longest_unless_they_diverged(value):
+    searcher = jn.search.tpe(RATE, 160)
+    state, first = searcher.ask(searcher.init(), 60)
+    rates = [one.point["rate"] for one in first]
+    longest = sorted(range(60), key=rates.__getitem__)[-6:]
+    reports = [jn.search.Reached(member, 1 / 27, 0.1, over=False) for member in range(60) if member not in longest]
+    state, _ = searcher.tell(state, reports + [jn.search.Reached(member, 1.0, value, over=True) for member in longest])
+    later = [one.point["rate"] for one in searcher.ask(state, 100)[1]]
+    near = sum(rate > rates[longest[0]] for rate in later)
+    assert near > 50 if math.isfinite(value) else near < 10
+
+
 def test_asha_trains_one_to_the_end_also_if_the_first_to_come_there_diverges():
     def lost(point: Mapping[str, Any], share: float) -> float:
         return math.inf if share == 1 and point["seed"] == 0 else float(point["seed"])
