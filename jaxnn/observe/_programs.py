@@ -117,7 +117,7 @@ class Lowered(NamedTuple):
 
     @staticmethod
     def compile_all(programs: Iterable[Lowered]) -> list[Any]:
-        """Compiles all ``programs``, each from when it is given on; KeyboardInterrupt ends the wait."""
+        """Compiles all ``programs``, each as soon as it is given; KeyboardInterrupt ends the wait."""
         found: list[concurrent.futures.Future[Any]] = []
 
         def compile_one(program: Lowered, future: concurrent.futures.Future[Any]) -> None:
