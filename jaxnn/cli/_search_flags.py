@@ -91,17 +91,16 @@ class Design:
         compares = self.search in ("halving", "asha", "patience", "extrapolated")
         if self.propose is not None and not compares:
             raise ConfigError("--propose is of --search halving, asha, patience or extrapolated: choose one of them.")
-        proposing = self.propose if compares else self.search
-        if not is_space and proposing is not None:
-            flag = f"--{'propose' if compares else 'search'} {proposing}"
+        # A searcher that compares draws from a space itself, unless another one proposes.
+        source = self.propose if compares else self.search or ("random" if is_space else None)
+        if source is not None and not is_space:
+            flag = f"--{'propose' if compares else 'search'} {source}"
             raise ConfigError(f"{flag} draws from a space: give one, as in --space learning_rate={SPACE}.")
-        if is_space and proposing in ("tpe", "optuna", "pbt"):
-            points = getattr(search, proposing)(points, num or 16, self.key)
-        elif is_space and not (compares and self.propose is None):
-            draw = search.sobol if proposing == "sobol" else search.random
-            points = draw(num or 1, self.key, **points)
+        if source in ("random", "sobol"):
+            points = getattr(search, source)(num, self.key, **points)
+        elif source is not None:
+            points = getattr(search, source)(points, num or 16, self.key)
         if not compares:
             return points  # type: ignore[no-any-return]
         make: Any = getattr(search, str(self.search))
-        given = {"num": num, "key": self.key} if isinstance(points, dict) else {}
-        return make(points, **given, **ways)  # type: ignore[no-any-return]
+        return make(points, num=num if source is None else None, key=self.key, **ways)  # type: ignore[no-any-return]

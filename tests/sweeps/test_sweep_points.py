@@ -138,6 +138,12 @@ def test_every_field_takes_several_values():
     assert (design.combine, design.search, design.eta, options.vmap_size) == ("zip", "halving", 3, 7)
 
 
+def test_key_is_that_of_draws_and_of_a_searcher_that_is_given_points():
+    points = jn.grid(seed=[0, 1])
+    _, _, design, _ = parse(with_config(Config()), "--search extrapolated --key 3 --seed 0 1".split())
+    assert design.searched(points, None).settings["key"] == 3
+
+
 def test_points_are_those_of_the_flags_or_of_the_script_overridden():
     points = jn.grid(learning_rate=[0.1, 0.2], seed=[0, 1])
     short = ("--num-steps", 10, "--no-record")
