@@ -398,7 +398,7 @@ class Programs:
                 in_part = isinstance(program, _pure.TrainPart)
                 arguments += [np.zeros(2, np.int32)] if in_part else []
                 if (state := self.sharding(shape)) is not None:
-                    totals = self._of_members(shape)
+                    totals = self._members_sharding(shape)
                     placed = jax.tree.map(lambda array: array.sharding, examples)
                     given = state, totals, placed, *[self.layout.replicated] * in_part
                     jit |= {"in_shardings": given, "out_shardings": (state, totals)}
@@ -413,12 +413,12 @@ class Programs:
                 piece = next(self._pieces_of(split, part)())
                 if (state := self.sharding(shape)) is not None:
                     placed = jax.tree.map(lambda array: array.sharding, piece)
-                    jit |= {"in_shardings": (state, *placed, self._of_members(shape))}
+                    jit |= {"in_shardings": (state, *placed, self._members_sharding(shape))}
                     jit |= {"out_shardings": self.layout.replicated} if shape is None else {}
                 given = self.abstract(shape), *piece, self._kept_shapes(shape, split, piece)
                 return observe.Lowered.of(self._evaluation(shape, split), f"{program}", "start", *given, **jit)
 
-    def _of_members(self, shape: Shape | None) -> NamedSharding:
+    def _members_sharding(self, shape: Shape | None) -> NamedSharding:
         spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
         return NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
 

@@ -144,7 +144,7 @@ def open_trainer(
         deterministic=options.deterministic,
         clock=clock,
     )
-    if options.record and options.checkpoint_every != 0 and not given.thorough:
+    if options.record and options.checkpoint_every != 0 and not given.thorough:  # which only plans
         programs.while_compiling = Checkpoints.preload
     check_memory(programs)
     if (rows := len(programs.batch.mask)) != config.batch_size:

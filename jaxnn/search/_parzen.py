@@ -94,13 +94,13 @@ def tpe(space: Mapping[str, Any], num: int, key: int = 0) -> Searcher:
 
 def _divided(state: _Members) -> tuple[np.ndarray, np.ndarray]:
     """The places of good members, none at the start, and those of the others, members in training included."""
-    (told,) = np.nonzero(state.shares)
-    if len(told) < STARTUP:
+    (reported,) = np.nonzero(state.shares)
+    if len(reported) < STARTUP:
         return state.places[:0], state.places[:0]
     share, most = GOOD
     # A member that diverged is never good.
-    order = np.lexsort((state.values[told], -state.shares[told], np.isinf(state.values[told])))
-    good = told[order][: min(math.ceil(share * len(told)), most)]
+    order = np.lexsort((state.values[reported], -state.shares[reported], np.isinf(state.values[reported])))
+    good = reported[order][: min(math.ceil(share * len(reported)), most)]
     good = good[np.isfinite(state.values[good])]
     others = np.delete(np.arange(len(state.shares)), good)
     others = others[:: max(1, len(others) // OTHERS)]

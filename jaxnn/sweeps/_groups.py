@@ -176,12 +176,12 @@ def plan_groups(
 def _check(members: Sequence[PlannedMember], traced: Sequence[str], load: Loader, read: set[str]) -> None:
     """Fails members whose data do not load or whose program does not trace; ``read`` grows."""
 
-    def passes(member: PlannedMember, **how: Any) -> bool:
+    def passes(member: PlannedMember, *, forward: bool = False) -> bool:
         try:
             splits, by_data = load(member)
             steps_per_epoch(splits.train.num_examples, member.experiment.config.batch_size)
             config, by_program = watched(member.experiment.config)
-            failure = _failure(dataclasses.replace(member.experiment, config=config), splits, (), **how)
+            failure = _failure(dataclasses.replace(member.experiment, config=config), splits, (), forward=forward)
             if failure is not None:
                 raise failure
             read.update(by_program | by_data)
@@ -199,8 +199,8 @@ def _check(members: Sequence[PlannedMember], traced: Sequence[str], load: Loader
         ends = {(name, end) for name, end in ends if value(chosen, name) != end}
         chosen = max(members, key=lambda member: sum(value(member, name) == end for name, end in ends))
         first[chosen.number] = chosen
-    # A float is invalid outside some range: if its least and largest values are valid, so are all. They decide nothing
-    # that only gradients show.
+    # A float is invalid outside some range: if its least and largest values are valid, so are all.
+    # Gradients check no values: those of the first member are enough.
     if not all([passes(member, forward=number > 0) for number, member in enumerate(first.values())]):
         for member in members:
             if member.number not in first:
