@@ -31,9 +31,10 @@ What jaxnn gains is throughput, where networks are tiny, and what it loses is it
 are about equal: of two equal ones the first has its lowest loss at a random moment of its budget, and the second is as
 low after a whole budget in the median, so that ``search`` has a median r with r ln(1 + 1/r) = 1/2, 0.40, and varies
 tenfold: Fashion with 8 lanes was 2.7, 1.6, 0.8 and 0 times as soon, with 4 lanes 1.3, 2.7, 2.0 and 0.2, and digits
-with ``--num 2048``, 64 lanes and an earlier estimator 0, 5.2 and 0.8. For the same reason lanes do not matter for digits: after ``--num 1024``, four seeds, the lowest losses are
-0.036 to 0.044 with 2 lanes and 0.029 to 0.044 with 32, and Optuna's 0.040 to 0.043. LightGBM regularises splits of
-categories (``cat_l2``, ``cat_smooth``), and its losses on this table are lower by 0.003 for the same config.
+with ``--num 2048``, 64 lanes and an earlier estimator 0, 5.2 and 0.8. Lanes do not matter for digits: after ``--num
+1024``, four seeds, the lowest losses are 0.036 to 0.044 with 2 lanes and 0.029 to 0.044 with 32, and Optuna's 0.040 to
+0.043. LightGBM regularises splits of categories (``cat_l2``, ``cat_smooth``), and its losses on this table are lower by
+0.003 for the same config.
 """
 
 import dataclasses
