@@ -152,7 +152,8 @@ def _decided(a: Experiment[Any], b: Experiment[Any], options: DecideOptions, fol
     if known is not None and (known["verdict"] != UNDECIDED or len(known["pairs"]) >= most):
         return Decision.of_entry(known, folder, ledger)
     level = ledger.level(options.session, key, options.alpha)
-    entry: dict[str, Any] = {"key": key, "level": level, **asked, "names": _names(a, b), "pairing": _pairing(*sides)}
+    entry: dict[str, Any] = {"key": key, "level": level, **asked, "names": _names(a, b, options.both)}
+    entry["pairing"] = _pairing(*sides)
     for count in _looks(most):
         seeds = range(first, first + count)
         if _exceeds(sides, seeds, options.budget_seconds):
@@ -238,19 +239,22 @@ def _measured(sides: Sequence[Side], seeds: Sequence[int], options: DecideOption
     return {"measured": metric, "better": direction, "pairs": pairs, "lost": lost}
 
 
-def _names(a: Experiment[Any], b: Experiment[Any]) -> list[str]:
-    """What A and B are: their files, and the fields in which B differs."""
+def _names(a: Experiment[Any], b: Experiment[Any], both: Sequence[str]) -> list[str]:
+    """What A and B are: their files, the fields in which B differs, and of the words of ``both`` those of others."""
     pairs = [*zip(file_names_of(a), file_names_of(b), strict=True)]
     # Those of the config classes, or of functions if B, in another file, imports the class of A.
     files = [name or "experiment" for name in next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])]
     left, right = (dict(_flat(one.config)) for one in (a, b))
+    changed = [name for name in left if left[name] != right.get(name) and name != "seed"]
+    ends = [name.rpartition(".")[2] for name in changed]
+    words = [word for word in both if word.partition("=")[0].rpartition(".")[2].replace("-", "_") not in ends]
+    common = f", with {' '.join(words)}" if words else ""
     if left.keys() != right.keys():
-        return files
-    changed = [name for name in left if left[name] != right[name] and name != "seed"]
+        return [file + common for file in files]
     names = []
     for file, values in zip(files, (left, right), strict=True):
         text = ", ".join(f"{name} {show_field(values[name])}" for name in changed)
-        names.append(text if text and files[0] == files[1] else f"{file} {text}".strip())
+        names.append((text if text and files[0] == files[1] else f"{file} {text}".strip()) + common)
     return names
 
 

@@ -223,10 +223,11 @@ class Decision:
                 f"Decision {self.number} of session {self.session!r}, {self.kept} kept: at most {100 * self.alpha:g} % "
                 "of the kept ones are expected to be false (e-LOND)."
             )
-        known = f", answered from {short_path(self.folder)}" if self.repeated and self.folder is not None else ""
-        text = f"Error rate {100 * self.alpha:g} %{known}."
+        text, folder = f"Error rate {100 * self.alpha:g} %", self.folder and short_path(self.folder)
+        text += f", answered from {folder}." if folder and self.repeated else "."
         if self.errors > self.level:
-            text += f" All decisions here together: up to {self.errors:.2g} wrong ones; a session bounds their share."
+            text += f" All decisions in {folder} together: up to {self.errors:.2g} wrong ones; "
+            text += "a session bounds their share."
         return text
 
     def plot(self) -> Figure:

@@ -182,10 +182,11 @@ def test_the_shell_exits_with_the_verdict(tmp_path, capsys, monkeypatch):
         command(["decide", base, slow, *words, "--json", "--picture", "d.png"])
     found = json.loads(capsys.readouterr().out)
     assert caught.value.code == 1 and found["verdict"] == "discard" and (tmp_path / "d.png").stat().st_size > 1000
-    both = ["--both", "learning_rate=0.003", "--learning-rate", "0.3", "--seed", "7"]
+    both = ["--both", "learning_rate=0.003", "num_steps=19", "--learning-rate", "0.3", "--seed", "7"]
     command(["decide", base, *both, *words[:2], *words[4:], "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"] == "keep" and found["pairs"][0]["seed"] == 7
+    assert found["names"] == ["learning_rate 0.003, with num_steps=19", "learning_rate 0.3, with num_steps=19"]
     assert "are the same" in shell.fails(capsys, command, "decide", base, same, *words, status=4)
     assert "did you mean" in shell.fails(capsys, command, "decide", base, "--both", "learnin_rate=1", status=4)
     shell.fails(capsys, command, "decide", base, slow, "--alpha", "x", status=4)
