@@ -76,7 +76,7 @@ def decide_command(
 def _parsed(
     experiment: Experiment[Any], arguments: Sequence[str], defaults: RunOptions | None
 ) -> tuple[Experiment[Any], DecideOptions]:
-    config, options, _ = parse_run(experiment, arguments, defaults, _ABOUT, DecideOptions)
+    config, options, _ = parse_run(experiment, arguments, defaults, _ABOUT, DecideOptions, "decide")
     return dataclasses.replace(experiment, config=config), options
 
 

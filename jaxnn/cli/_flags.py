@@ -35,6 +35,7 @@ def parse_run(
     options: Any = None,
     about: str = "",
     kind: type[RunOptions] = RunOptions,
+    command: str = "",
 ) -> tuple[Any, Any, _process.ClusterOptions]:
     """Returns the config, the options and which process of several this is, with one value per flag.
 
@@ -52,7 +53,7 @@ def parse_run(
         record = RecordReader(path)
         facts = record.run_facts() if number is None else record.member(int(number)).about
         config = config_from_json(facts["config"], config)
-    form = _parse({"config": config, "run": options, "cluster": _process.ClusterOptions()}, arguments, about)
+    form = _parse({"config": config, "run": options, "cluster": _process.ClusterOptions()}, arguments, about, command)
     if directory is not None and number is not None:  # `fit` takes the swept fields of a member from the record
         check_same_config(facts["config"], form.config, "sweep", path, but="num_steps")
     return form.config, _with_given(form.run, arguments, objects), form.cluster

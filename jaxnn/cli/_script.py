@@ -124,7 +124,7 @@ def main(
 
             return evaluate(experiment, arguments)
         if command == "summary":
-            config, *_ = parse_run(experiment, arguments, options, _ABOUT[command])
+            config, *_ = parse_run(experiment, arguments, options, _ABOUT[command], command=command)
             print(layers := model_summary(dataclasses.replace(experiment, config=config)))
             return layers
         if command == "decide":
@@ -143,7 +143,7 @@ def main(
                 if argv is None:
                     only_compile(arguments)
                 arguments = [re.sub("^--for(?==|$)", "--device", word) for word in arguments]
-            config, given_options, cluster = parse_run(experiment, arguments, defaults, _ABOUT[command])
+            config, given_options, cluster = parse_run(experiment, arguments, defaults, _ABOUT[command], command=command)
             with _process.processes(cluster):
                 answer: StepPlan | Advice = call(dataclasses.replace(experiment, config=config), given_options)
             print(answer)
@@ -168,7 +168,7 @@ def _verify(experiment: Experiment[Any], arguments: Sequence[str], options: RunO
     from jaxnn import proof
 
     defaults = proof.VerifyOptions(monitor="loss" if options is None else options.monitor)
-    config, given_options, _ = parse_run(experiment, arguments, defaults, _ABOUT["verify"])
+    config, given_options, _ = parse_run(experiment, arguments, defaults, _ABOUT["verify"], command="verify")
     found = proof.verify(dataclasses.replace(experiment, config=config), given_options)
     print(json.dumps(jsonable(found.as_json())) if given_options.json else found)
     if found.failed:

@@ -105,6 +105,7 @@ ERRORS = {
     "--lr 0.1": "there is no flag --lr: did you mean --learning-rate",
     "--epochs=3": r"there is no flag --epochs: did you mean --num-steps \(updates, not epochs\)",
     "sweep --lr 0.1 0.2": ".*--learning-rate",
+    "verify --num-steps x": "(?s).*see .* verify --help",
     f"--num-steps {'9' * 20}": "num_steps is 9+, and must be below",
     f"--resume {'x' * 300}": ".?x+.*File name too long",
     "--run-dir a\udcffb": r"a\\udcffb is not UTF-8",
