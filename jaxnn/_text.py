@@ -84,7 +84,7 @@ def short_path(path: Path) -> str:
 def autopsy_command(path: Path, member: int | None = None) -> str:
     """Returns the command, or the call, that finds why a run, or a ``member`` of a sweep, diverged."""
     script = Path(sys.argv[0])
-    if script.suffix == ".py" and script.name != "ipykernel_launcher.py":
+    if script.suffix == ".py" and script.name not in ("ipykernel_launcher.py", "__main__.py"):
         which = "" if member is None else f" --member {member}"
         return f"jaxnn autopsy {short_path(path)} --script {short_path(script.absolute())}{which}"
     which = "" if member is None else f", member={member}"

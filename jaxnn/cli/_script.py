@@ -143,7 +143,8 @@ def main(
                 if argv is None:
                     only_compile(arguments)
                 arguments = [re.sub("^--for(?==|$)", "--device", word) for word in arguments]
-            config, given_options, cluster = parse_run(experiment, arguments, defaults, _ABOUT[command], command=command)
+            about = _ABOUT[command]
+            config, given_options, cluster = parse_run(experiment, arguments, defaults, about, command=command)
             with _process.processes(cluster):
                 answer: StepPlan | Advice = call(dataclasses.replace(experiment, config=config), given_options)
             print(answer)
@@ -213,6 +214,11 @@ def _sweep(
         if options.resume is not None and (options.shard is None or RecordReader(options.resume).is_sweep):
             experiment, recorded = recorded_points(options.resume, experiment)
             script = script if many else recorded
+            if isinstance(script, search.Searcher) and not space and (design.search or design.propose or design.key):
+                raise ConfigError(
+                    f"the search goes on by its {script.name}: leave --search, --propose and --key out, or repeat its "
+                    "whole command."
+                )
         script = search.Points.named(script, experiment.config) if isinstance(script, Mapping) else script
         single = {name: words[0] for name, words in values.items() if name not in many}
         points: Any = {**many, **space} if space else script

@@ -55,6 +55,8 @@ class Design:
             flag = flag.replace("-", "_").rpartition(".")[2]
             if flag not in fields and given:
                 raise ConfigError(f"--space: the config has no field {flag!r}: {suggest(flag, fields)}.")
+            if fields.get(flag) in found:
+                raise ConfigError(f"--space has {flag!r} twice: give it once.")
             if not given:
                 raise ConfigError(f"--space {word!r} is no FIELD=VALUES of the config: write {flag}={SPACE}.")
             kind, *ends = given.split(":") if given.startswith("log:") else ("", *given.split(":"))
@@ -83,7 +85,7 @@ class Design:
         endless = budget is not None and is_space and self.search in ("asha", "tpe", "optuna")
         num = UNTIL_THE_BUDGET_ENDS if endless and self.num is None else self.num
         if is_space and num is None and self.search != "pbt":
-            raise ConfigError("--space draws members: say how many, as in --num 64.")
+            raise ConfigError("--space draws members: say how many, as in --num 64; --budget says it for asha and tpe.")
         if not is_space and num is not None:
             raise ConfigError("--num counts draws of a --space, and there is none: leave it out.")
         if self.eta is not None and self.search not in ("halving", "asha"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -100,6 +101,8 @@ def integers(low: int, high: int) -> Distribution:
     _check_range("integers", low, high)
     if not (float(low).is_integer() and float(high).is_integer()):
         raise ConfigError(f"integers needs two integers, not {low} and {high}: use uniform.")
+    if max(-low, high) >= 2**53:  # as floats they would not be exact
+        raise ConfigError(f"integers goes from {low} to {high}: stay below 2**53.")
     return Distribution("integers", int(low), int(high))
 
 
@@ -109,19 +112,30 @@ def choice(values: Sequence[Any]) -> Distribution:
     >>> sorted(jn.search.random(9, 0, activation=jn.search.choice(["relu", "gelu"])).values("activation"))
     ['gelu', 'relu']
     """
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise ConfigError(f"choice has {values!r:.40}, no list of values: write choice([{values!r:.40}, …]).")
     values = tuple(values)
     if not values:
         raise ConfigError("choice has nothing to choose from: give it at least one value.")
+    if twice := [text for text, count in Counter(map(repr, values)).items() if count > 1]:
+        raise ConfigError(f"choice holds {twice[0]:.40} twice: give each value once.")
     return Distribution("choice", values=values)
 
 
 def check_space(where: str, space: Mapping[str, Any]) -> dict[str, str]:
     """Returns the scales of a space's axes; ConfigError, naming the searcher ``where``, if a field is not drawn."""
+    if not isinstance(space, Mapping):
+        raise ConfigError(
+            f"{where} proposes from a space, a dict of fields with distributions, not from a {type(space).__name__}."
+        )
     if not space:
         raise ConfigError(f"{where} needs a field to draw, as in {{'rate': jn.search.log_uniform(1e-4, 1e-1)}}.")
     for name, axis in space.items():
         if not (isinstance(axis, Distribution) or callable(axis)):
-            raise ConfigError(f"{where}: the field {name!r} has {axis!r:.40}: give a distribution, as search.choice.")
+            raise ConfigError(
+                f"{where}: the field {name!r} has {axis!r:.40}, and is drawn: give a distribution, as "
+                f"jn.search.choice([…]), in the shell {name}=A,B in the --space."
+            )
     return {name: axis.scale if isinstance(axis, Distribution) else "nominal" for name, axis in space.items()}
 
 
@@ -149,3 +163,5 @@ def is_number(value: Any) -> bool:
 def _check_range(where: str, low: float, high: float) -> None:
     if not (is_number(low) and is_number(high) and low < high):
         raise ConfigError(f"{where} goes from {low!r} to {high!r}: give two finite numbers, the smaller one first.")
+    if not math.isfinite(high - low):
+        raise ConfigError(f"{where} goes from {low!r} to {high!r}, whose difference is no float: bring them nearer.")

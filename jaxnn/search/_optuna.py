@@ -97,7 +97,7 @@ def optuna(space: Mapping[str, Any], num: int, key: int = 0, *, sampler: Any = N
         "space": described_space(space),
         "sampler": getattr(sampler, "__qualname__", None),
     }
-    return Searcher("optuna", init, ask, tell, scales=scales, num=num, settings=settings)
+    return Searcher("optuna", init, ask, tell, scales=scales, num=num, settings=settings, learns=True)
 
 
 def _suggest(trial: Any, name: str, axis: Distribution) -> Any:

@@ -89,7 +89,7 @@ def tpe(space: Mapping[str, Any], num: int, key: int = 0) -> Searcher:
         return _Members(state.places, shares, values), ["continue"] * len(reports)
 
     settings = {"num": num, "key": key, "space": described_space(space)}
-    return Searcher("tpe", init, ask, tell, scales=scales, num=num, settings=settings)
+    return Searcher("tpe", init, ask, tell, scales=scales, num=num, settings=settings, learns=True)
 
 
 def _divided(state: _Members) -> tuple[np.ndarray, np.ndarray]:

@@ -97,6 +97,7 @@ class Searcher(NamedTuple):
         settings: what identifies it in a record, as JSON: a resumed search must have the same.
         copies: whether it proposes `Fork`. States of paused members are then kept; else those that are unlikely to be
             promoted may be dropped, and made again.
+        learns: whether its points depend on reports: by default an eighth of its members are then in training at once.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Searcher(NamedTuple):
     num: int | None = None
     settings: Mapping[str, Any] = {}
     copies: bool = False
+    learns: bool = False
 
     @staticmethod
     def of(where: str, given: Any, num: int | None = None, key: int = 0) -> Searcher:
@@ -288,7 +290,7 @@ def asha(
     settings = {"eta": eta, "min_fraction": min_fraction, "brackets": brackets, "of": source.description}
     return Searcher(
         "asha", lambda: _Rungs(source.init(), {}, {}), ask, tell, shares, source.scales, source.num, settings
-    )
+    )._replace(learns=source.learns)
 
 
 def _best_left(reached: Any, promoted: dict[tuple[int, int], frozenset[int]]) -> list[Proposal]:
@@ -361,7 +363,8 @@ def halving(points: Any, eta: int = 3, *, num: int | None = None, key: int = 0, 
         return state, ["pause"] * len(reports)
 
     settings = {"eta": eta, "min_fraction": min_fraction, "of": source.description}
-    return Searcher("halving", lambda: _Halves(source.init()), ask, tell, shares, source.scales, source.num, settings)
+    init = lambda: _Halves(source.init())  # noqa: E731
+    return Searcher("halving", init, ask, tell, shares, source.scales, source.num, settings, learns=source.learns)
 
 
 def proposing(where: str, given: Any, num: int | None, key: int) -> Searcher:

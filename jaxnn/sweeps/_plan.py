@@ -23,7 +23,7 @@ else:  # what a command line can give
     ExecutorOption = str
 
 
-DEFAULT_LANES = 64  # of a search
+DEFAULT_LANES, FEW_LANES = 64, 4  # of a search; and the least of one that learns from reports
 WINDOWS = 10  # by default, of a member whose searcher asks for nothing but its end
 
 
@@ -40,7 +40,8 @@ class SweepOptions(engine.RunOptions):
     vmap_size: int | None = option(least=1, kept=True)
     """Members under one vmap on a device; default: by the operations of a step, or by trials; on a GPU all that fit."""
     lanes: int | None = option(least=1, kept=True, decides=True)
-    """Members of a search in training at once, on all workers, by default 64; for points: one that ends makes room."""
+    """Members of a search in training at once; default: 64, for tpe and optuna at most an eighth of all. For
+    points: one that ends makes room."""
     max_groups: int = option(16, least=1, kept=True)
     """The most groups that a search may open, each with a compilation of its own; members beyond have failed."""
     states_mib: int = option(1024, least=0, kept=True)
@@ -107,7 +108,10 @@ class SweepPlan:
             return self.search.lanes
         first = len(self.search.events[0]["proposals"]) if self.search.events else DEFAULT_LANES
         most = self.search.searcher.num or (self.options.lanes or first)
-        return max(1, min(self.options.lanes or DEFAULT_LANES, most))
+        usual = DEFAULT_LANES
+        if self.search.searcher.learns:  # what is proposed before any report is blind
+            usual = min(usual, max(FEW_LANES, most // 8))
+        return max(1, min(self.options.lanes or usual, most))
 
     @property
     def num_left(self) -> int:
@@ -128,6 +132,12 @@ class SweepPlan:
         numbers = self.search.numbers[len(self.members) :]
         points = Points(tuple(proposed[number] for number in numbers), searcher.scales)
         new = plan_members(self.experiment, points, numbers)
+        for member in new:
+            try:
+                search_window(member.experiment.config.num_steps, searcher.shares[0], self.options)
+            except ConfigError as error:  # such as num_steps that no windows fill
+                if member.unfinished:
+                    member.fail(error)
         self.members += new
         unlike = [member for member in new if member.unfinished and not self._joined(member)]
         most = self.options.max_groups

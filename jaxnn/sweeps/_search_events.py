@@ -119,7 +119,7 @@ class Search:
             if _as_read(self.events[-1]) != event:
                 raise ConfigError(
                     f"the searcher {self.searcher.name} answers otherwise than when the search was started, from "
-                    f"line {number + 2} of its {FILE} on: a searcher must be a function of its state alone."
+                    f"line {number + 2} of its {FILE} on: its space is another, or it is no function of its state."
                 )
 
     def write(self, path: Path) -> None:

@@ -114,6 +114,7 @@ class Sweep:
             split = self.monitor.partition("_")[0]
             meant = f"{split}_{metric.removeprefix('test_')}"
             hint = f"the sweep was evaluated on {split}: {meant!r}" if meant in known else suggest(metric, known)
+            hint = "all diverged or failed" if len(self.lost) == len(self.members) else hint
             raise ConfigError(f"no member has a metric {metric!r}: {hint}.")
         return metric
 
@@ -487,8 +488,7 @@ class Sweep:
             best = self.best()
             metrics = ", ".join(f"{name} {show(value)}" for name, value in best.final.items())
             rule = f"{'highest' if self.higher_is_better else 'lowest'} final {self.monitor}"
-            if self.monitor.startswith("test_"):
-                rule += ", chosen on test"
+            rule += ", chosen on test" * self.monitor.startswith("test_")
             rows.append(("best" if best.complete else "best so far", f"{best}, by the {rule}: {metrics}"))
         except ConfigError:
             rows.append(("best", f"no member has a result in {self.monitor}"))

@@ -40,11 +40,13 @@ def check_searcher(
     - ``losses``: it does so also if every third member diverges.
 
     Returns ``"passed"`` by check. Raises ConformanceError with a line for each failed check, ConfigError for an unknown
-    check. A searcher of Optuna's keeps a study of its own, which is equal each time it is made.
+    check, or what is no searcher. A searcher of Optuna's keeps a study of its own, which is equal each time it is made.
 
     >>> jn.testing.check_searcher(jn.search.asha(jn.grid(seed=range(9))), checks=("pure", "end"))
     {'pure': 'passed', 'end': 'passed'}
     """
+    if not isinstance(searcher, Searcher):
+        raise ConfigError(f"check_searcher checks a jn.search.Searcher, not a {type(searcher).__name__}.")
 
     def searched(lost: int | None = None) -> Any:
         calls = itertools.count()

@@ -245,6 +245,21 @@ def test_another_searcher_and_damaged_events_are_refused(searched, tmp_path):
             jn.sweep(LONG, resume=path, writers=(), **QUIET)
 
 
+def test_members_that_no_windows_fill_fail_and_others_train(tmp_path):
+    points = jn.grid(num_steps=[54, 53, 27])
+    found = jn.sweep(LONG, jn.search.asha(points), run_dir=tmp_path / "sweep", **QUIET)
+    assert found.status == "finished" and "num_steps is 53" in str(found.members[1].error)
+    assert [member.status == "failed" for member in found.members] == [False, True, False]
+    assert "finished" in {member.status for member in found.members}
+
+
+def test_searchers_that_learn_have_fewer_lanes():
+    how: Any = {**QUIET, "lanes": None, "plan_only": True, "record": False}
+    for points, lanes in ((jn.search.random(40, 0, **RATE), 40), (jn.search.tpe(RATE, num=40), 5)):
+        for searcher in (jn.search.asha(points), jn.search.halving(points), jn.search.patience(points)):
+            assert len(jn.sweep(LONG, searcher, **how).members) == lanes
+
+
 def test_search_from_the_shell(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
@@ -263,6 +278,7 @@ def test_search_from_the_shell(tmp_path, monkeypatch, capsys):
         "--space learning_rate --num 3": "is no FIELD=VALUES of the config",
         "--space learning_rate=0:1 --num 3 --learning-rate 1 2": "learning_rate has values and is drawn",
         "--space learning_rate=0:1": "say how many, as in --num 64",
+        "--space learning_rate=0:1 learning-rate=1:2 --num 3": "--space has 'learning_rate' twice",
         "--seed 0 1 --num 3": "--num counts draws of a --space",
         "--seed 0 1 --search pbt": "--search pbt draws from a space",
         "--seed 0 1 --search asha --propose tpe": "--propose tpe draws from a space",

@@ -221,6 +221,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "pbt's quantile is 0.9": lambda: jn.search.pbt(RATE, 8, quantile=0.9),
     "optuna: the field 'seed'": lambda: jn.search.optuna({"seed": [1, 2]}, 3),
     "tpe: the field 'seed'": lambda: jn.search.tpe({"seed": [1, 2]}, 3),
+    "tpe proposes from a space, a dict of": lambda: jn.search.tpe(DRAWS, 3),  # type: ignore[arg-type]
     "has code that its record does not hold": lambda: jn.search.rebuilt({"name": "mine"}),
 }
 

@@ -84,6 +84,10 @@ ERRORS: dict[str, Any] = {
     "log_uniform goes from 0, which has no logarithm": lambda: jn.search.log_uniform(0, 1),
     "integers needs two integers, not 0.5": lambda: jn.search.integers(0.5, 2),  # type: ignore[arg-type]
     "nothing to choose from": lambda: jn.search.choice([]),
+    "choice holds 1 twice": lambda: jn.search.choice([1, 2, 1]),
+    "choice has 'adam', no list": lambda: jn.search.choice("adam"),
+    "stay below 2": lambda: jn.search.integers(1, 10**21),
+    "difference is no float": lambda: jn.search.uniform(-1.7e308, 1.7e308),
     "halving needs points": lambda: jn.search.halving([{"a": 1}]),
     "halving: eta must be an integer >= 2, not 1": lambda: jn.search.halving(jn.grid(a=[1]), 1),
     "halving's min_fraction is 0": lambda: jn.search.halving(jn.grid(a=[1]), min_fraction=0),
