@@ -138,6 +138,7 @@ class Searcher(NamedTuple):
                 )
         if num is None:
             raise ConfigError(f"{where} draws from a space: say how many members, as in num=64.")
+        check_int(f"{where}: key", key, 0)
         return listed(random(check_int(f"{where}: num", num, 1, MOST_DRAWS), key, **given))
 
     def check(self) -> None:
@@ -288,9 +289,8 @@ def asha(
         return _Rungs(inner, reached, promoted, state.started, state.running - ended), verdicts
 
     settings = {"eta": eta, "min_fraction": min_fraction, "brackets": brackets, "of": source.description}
-    return Searcher(
-        "asha", lambda: _Rungs(source.init(), {}, {}), ask, tell, shares, source.scales, source.num, settings
-    )._replace(learns=source.learns)
+    about: Any = {"name": "asha", "shares": shares, "settings": settings}
+    return source._replace(init=lambda: _Rungs(source.init(), {}, {}), ask=ask, tell=tell, **about)
 
 
 def _best_left(reached: Any, promoted: dict[tuple[int, int], frozenset[int]]) -> list[Proposal]:
@@ -363,8 +363,8 @@ def halving(points: Any, eta: int = 3, *, num: int | None = None, key: int = 0, 
         return state, ["pause"] * len(reports)
 
     settings = {"eta": eta, "min_fraction": min_fraction, "of": source.description}
-    init = lambda: _Halves(source.init())  # noqa: E731
-    return Searcher("halving", init, ask, tell, shares, source.scales, source.num, settings, learns=source.learns)
+    about: Any = {"name": "halving", "shares": shares, "settings": settings}
+    return source._replace(init=lambda: _Halves(source.init()), ask=ask, tell=tell, **about)
 
 
 def proposing(where: str, given: Any, num: int | None, key: int) -> Searcher:

@@ -154,5 +154,5 @@ def _stopping(
 
     shares = tuple((number + 1) / reports for number in range(reports))
     settings = {"reports": reports, **settings, "of": source.description}
-    init = lambda: _Curves(source.init())  # noqa: E731
-    return Searcher(name, init, ask, tell, shares, source.scales, source.num, settings, learns=source.learns)
+    about: Any = {"name": name, "shares": shares, "settings": settings}
+    return source._replace(init=lambda: _Curves(source.init()), ask=ask, tell=tell, **about)

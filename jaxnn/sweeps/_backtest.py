@@ -85,7 +85,7 @@ def backtest(
     total = sum(member.step for member in members)
     scales = {axis.name: axis.scale for axis in sweep.axes}
     searchers = SEARCHERS if searchers is None else searchers
-    if not isinstance(searchers, Mapping) or not all(callable(make) for make in searchers.values()):
+    if not searchers or not isinstance(searchers, Mapping) or not all(callable(make) for make in searchers.values()):
         raise ConfigError(
             f"a back-test needs functions from points to a searcher, by name, not {searchers!r:.60}: give "
             '{"asha": jn.search.asha}.'

@@ -375,7 +375,7 @@ def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
     search = None
     if plan.search is not None:
         searcher = plan.search.searcher
-        ends = [str(plan.share_end(plan.groups[0], share)) for share in searcher.shares]
+        ends = dict.fromkeys(str(plan.share_end(plan.groups[0], share)) for share in searcher.shares)
         most = f"{len(plan.members)} members at first" if searcher.num is None else f"{searcher.num} members"
         search = f"{searcher.name}: {most}, {plan.num_lanes} in training at once, compared after step {', '.join(ends)}"
     # XLA computes small operations on one core.
