@@ -27,6 +27,11 @@ cnn (64)       3 of 3   0.41 (0.26–0.93)  0.47 (0.25–1.06)  0.88 (0.87–1.0
 gpt (96)       2 of 3   0.38 (0.00–0.64)  0.43 (0.25–0.61)  1.29 (1.06–1.53)  306 : 437       3.1 : 12.4
 trees (256)    0 of 3   –                 –                 –                 358 : 306       0.6 : 5.8
 
+Beside ``--peers ray``, at d17aaf86, three seeds, ``--num 256``, 32 lanes (results/search_ray_cpu.json):
+
+digits         3 of 3   2.93 (1.66–3.61)  0.97 (0.39–1.67)  3.04 (2.16–4.26)  2,594 : 27,868  10.7 : 7.7
+fashion        2 of 3   1.03 (0.00–1.71)  0.62 (0.44–0.81)  2.24 (2.12–2.35)  772 : 1,922     9.7 : 8.8
+
 What jaxnn gains is throughput, where networks are tiny, and what it loses is its start, which compiles. The searches
 are about equal: of two equal ones the first has its lowest loss at a random moment of its budget, and the second is as
 low after a whole budget in the median, so that ``search`` has a median r with r ln(1 + 1/r) = 1/2, 0.40, and varies
