@@ -40,8 +40,8 @@ class SweepOptions(engine.RunOptions):
     vmap_size: int | None = option(least=1, kept=True)
     """Members under one vmap on a device; default: by the operations of a step, or by trials; on a GPU all that fit."""
     lanes: int | None = option(least=1, kept=True, decides=True)
-    """Members of a search in training at once; default: 64, for tpe and optuna at most an eighth of all. For
-    points: one that ends makes room."""
+    """Members of a search in training at once, on all workers; default: 64, for tpe and optuna at most an eighth of its
+    members. For points: one that ends makes room."""
     max_groups: int = option(16, least=1, kept=True)
     """The most groups that a search may open, each with a compilation of its own; members beyond have failed."""
     states_mib: int = option(1024, least=0, kept=True)
