@@ -1,6 +1,6 @@
 """Searches by jaxnn, by Optuna and by Ray Tune, in PyTorch or LightGBM: the time until a score is reached.
 
-Claim     a digits MLP is tuned 0.9 to 5.3 times as soon as by Optuna and PyTorch, in 90 s on two cores. Networks
+Claim     a digits MLP is tuned 0.9 to 6.6 times as soon as by Optuna and PyTorch, in 90 s on two cores. Networks
           that are bound by arithmetic are not tuned sooner, and boosted trees not at all: of the aims, 15 times for
           digits, 3 for the Fashion MLP and the GPT, 2.5 for the CNN and 2 for trees, none is reached
 Command   make native .venv-peers/.installed && python experiments/benchmarks/search.py
@@ -22,6 +22,7 @@ than the default ones, ``--num`` in brackets, with 32 lanes for MLPs and 8 for t
 
 task (num)     reached  times sooner      = search          × throughput      steps/s         first report, s
 digits (1024)  3 of 3   3.29 (0.88–5.32)  0.53 (0.12–1.57)  6.25 (3.39–7.25)  3,416 : 29,339  2.6 : 7.2
+  at 99dde16a  5 of 5   4.30 (2.62–6.57)  1.78 (0.79–2.49)  2.46 (2.32–3.31)  3,902 : 31,258  2.4 : 5.9
 fashion (384)  4 of 4   0.84 (0.42–1.31)  0.60 (0.20–1.03)  1.44 (1.27–2.12)  940 : 1,682     2.8 : 8.2
 cnn (64)       3 of 3   0.41 (0.26–0.93)  0.47 (0.25–1.06)  0.88 (0.87–1.04)  274 : 269       3.0 : 8.1
 gpt (96)       2 of 3   0.38 (0.00–0.64)  0.43 (0.25–0.61)  1.29 (1.06–1.53)  306 : 437       3.1 : 12.4
