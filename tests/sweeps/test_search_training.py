@@ -158,6 +158,8 @@ def test_a_back_test_tells_what_searches_spend_and_find(searched):
     assert statuses == {"finished", "pruned", "stopped early", "diverged"}
     with pytest.raises(jn.ConfigError, match="needs members that finished"):
         searched.select(learning_rate=searched.best().point["learning_rate"]).backtest()
+    with pytest.raises(jn.ConfigError, match="a back-test needs functions from points to a searcher"):
+        searched.backtest({})
     late = dataclasses.replace(whole, lines=tuple(line for line in whole.lines if line["step"] >= 24))
     with pytest.warns(UserWarning, match="asha compares members after step 6, and .* before step 24: .* flatters it"):
         late.backtest({"asha": jn.search.asha}, orders=1)
@@ -232,7 +234,10 @@ def test_values_that_change_the_program_are_refused_or_form_groups():
     assert {member.status for member in sweep.members} == {"pruned", "finished"}
 
 
-def test_another_searcher_and_damaged_events_are_refused(searched, tmp_path):
+def test_another_searcher_and_damaged_events_are_refused(searched, tmp_path, capsys):
+    for flags in (["--search", "halving"], ["--key", "3"], ["--search", "asha", "--propose", "tpe"]):
+        failed = shell.fails(capsys, lambda words: jn.main(LONG, words), "sweep", "--resume", str(searched.dir), *flags)
+        assert "the search goes on by its asha: leave --search" in failed
     for other in (jn.search.asha(RATE, num=17), jn.search.halving(RATE, num=18), jn.grid(seed=[0])):
         with pytest.raises(jn.ConfigError, match="the searcher of the sweep in .* is not this one"):
             jn.sweep(LONG, other, resume=searched.dir, progress="none")

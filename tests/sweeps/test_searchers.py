@@ -222,6 +222,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "optuna: the field 'seed'": lambda: jn.search.optuna({"seed": [1, 2]}, 3),
     "tpe: the field 'seed'": lambda: jn.search.tpe({"seed": [1, 2]}, 3),
     "tpe proposes from a space, a dict of": lambda: jn.search.tpe(DRAWS, 3),  # type: ignore[arg-type]
+    "check_searcher checks a jn.search.Searcher, not a int": lambda: jn.testing.check_searcher(5),  # type: ignore[arg-type]
     "has code that its record does not hold": lambda: jn.search.rebuilt({"name": "mine"}),
 }
 
