@@ -8,7 +8,7 @@ Each run is a process of its own, without compiled programs of earlier ones; its
 scripts do nothing after training: a budget holds for the run, and the text that char_gpt.py then generates is
 compiled outside of it. The number of steps is fixed by a trial before the first one, so that a run can be as near to
 its budget as the machine's speed is steady. "By its trial" are the errors had each run trained at the speed of its
-trial: those of the solver.
+trial: the solver's own.
 
 Measured at 70ba9c93 on two cores of an Intel Xeon, nothing else running (results/budgets_cpu.json):
 

@@ -216,8 +216,8 @@ def _sweep(
             script = script if many else recorded
             if isinstance(script, search.Searcher) and not space and (design.search or design.propose or design.key):
                 raise ConfigError(
-                    f"the search goes on by its {script.name}: leave --search, --propose and --key out, or repeat its "
-                    "whole command."
+                    f"the search continues with its {script.name}: leave --search, --propose and --key out, or repeat "
+                    "its whole command."
                 )
         script = search.Points.named(script, experiment.config) if isinstance(script, Mapping) else script
         single = {name: words[0] for name, words in values.items() if name not in many}

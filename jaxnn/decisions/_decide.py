@@ -240,7 +240,7 @@ def _measured(sides: Sequence[Side], seeds: Sequence[int], options: DecideOption
 
 
 def _names(a: Experiment[Any], b: Experiment[Any], both: Sequence[str]) -> list[str]:
-    """What A and B are: their files, the fields in which B differs, and of the words of ``both`` those of others."""
+    """What A and B are: their files, the fields in which B differs, and the words of ``both`` for other fields."""
     pairs = [*zip(file_names_of(a), file_names_of(b), strict=True)]
     # Those of the config classes, or of functions if B, in another file, imports the class of A.
     files = [name or "experiment" for name in next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])]

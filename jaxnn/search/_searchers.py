@@ -289,8 +289,9 @@ def asha(
         return _Rungs(inner, reached, promoted, state.started, state.running - ended), verdicts
 
     settings = {"eta": eta, "min_fraction": min_fraction, "brackets": brackets, "of": source.description}
-    about: Any = {"name": "asha", "shares": shares, "settings": settings}
-    return source._replace(init=lambda: _Rungs(source.init(), {}, {}), ask=ask, tell=tell, **about)
+    return source._replace(
+        name="asha", init=lambda: _Rungs(source.init(), {}, {}), ask=ask, tell=tell, shares=shares, settings=settings
+    )
 
 
 def _best_left(reached: Any, promoted: dict[tuple[int, int], frozenset[int]]) -> list[Proposal]:
@@ -363,8 +364,9 @@ def halving(points: Any, eta: int = 3, *, num: int | None = None, key: int = 0, 
         return state, ["pause"] * len(reports)
 
     settings = {"eta": eta, "min_fraction": min_fraction, "of": source.description}
-    about: Any = {"name": "halving", "shares": shares, "settings": settings}
-    return source._replace(init=lambda: _Halves(source.init()), ask=ask, tell=tell, **about)
+    return source._replace(
+        name="halving", init=lambda: _Halves(source.init()), ask=ask, tell=tell, shares=shares, settings=settings
+    )
 
 
 def proposing(where: str, given: Any, num: int | None, key: int) -> Searcher:

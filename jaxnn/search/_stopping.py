@@ -154,5 +154,6 @@ def _stopping(
 
     shares = tuple((number + 1) / reports for number in range(reports))
     settings = {"reports": reports, **settings, "of": source.description}
-    about: Any = {"name": name, "shares": shares, "settings": settings}
-    return source._replace(init=lambda: _Curves(source.init()), ask=ask, tell=tell, **about)
+    return source._replace(
+        name=name, init=lambda: _Curves(source.init()), ask=ask, tell=tell, shares=shares, settings=settings
+    )

@@ -200,7 +200,7 @@ def _check(members: Sequence[PlannedMember], traced: Sequence[str], load: Loader
         chosen = max(members, key=lambda member: sum(value(member, name) == end for name, end in ends))
         first[chosen.number] = chosen
     # A float is invalid outside some range: if its least and largest values are valid, so are all.
-    # Gradients check no values: those of the first member are enough.
+    # Gradients check no values: the first member's are enough.
     if not all([passes(member, forward=number > 0) for number, member in enumerate(first.values())]):
         for member in members:
             if member.number not in first:

@@ -132,14 +132,13 @@ class SweepPlan:
         numbers = self.search.numbers[len(self.members) :]
         points = Points(tuple(proposed[number] for number in numbers), searcher.scales)
         new = plan_members(self.experiment, points, numbers)
-        for member in new:
-            try:
-                search_window(member.experiment.config.num_steps, searcher.shares[0], self.options)
-            except ConfigError as error:  # such as num_steps that no windows fill
-                if member.unfinished:
-                    member.fail(error)
         self.members += new
         unlike = [member for member in new if member.unfinished and not self._joined(member)]
+        for member in unlike:  # the others have the num_steps of their group
+            try:
+                search_window(member.experiment.config.num_steps, searcher.shares[0], self.options)
+            except ConfigError as error:
+                member.fail(error)
         most = self.options.max_groups
         groups, unread = plan_groups(unlike, self.load, searched=True, first=len(self.groups)) if unlike else ([], ())
         if not self.groups and len(groups) > most:

@@ -237,7 +237,7 @@ def test_values_that_change_the_program_are_refused_or_form_groups():
 def test_another_searcher_and_damaged_events_are_refused(searched, tmp_path, capsys):
     for flags in (["--search", "halving"], ["--key", "3"], ["--search", "asha", "--propose", "tpe"]):
         failed = shell.fails(capsys, lambda words: jn.main(LONG, words), "sweep", "--resume", str(searched.dir), *flags)
-        assert "the search goes on by its asha: leave --search" in failed
+        assert "the search continues with its asha: leave --search" in failed
     for other in (jn.search.asha(RATE, num=17), jn.search.halving(RATE, num=18), jn.grid(seed=[0])):
         with pytest.raises(jn.ConfigError, match="the searcher of the sweep in .* is not this one"):
             jn.sweep(LONG, other, resume=searched.dir, progress="none")
